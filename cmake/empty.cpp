@@ -1,0 +1,1 @@
+// Keeps a layer that has headers only a valid library.

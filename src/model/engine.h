@@ -1,0 +1,72 @@
+// The native reference runtime: prefill and decode of a decoder model on the CPU, every canonical site observed.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "io/safetensors.h"
+#include "model/config.h"
+#include "probe/recorder.h"
+
+namespace assay {
+
+enum class AttentionPath : uint8_t { kMaterialised, kAbsorbed };
+enum class ComputeDType : uint8_t { kF32, kF64, kBF16 };
+enum class KvDType : uint8_t { kF32, kBF16, kFp8E4M3 };
+
+struct EngineOptions {
+  AttentionPath path = AttentionPath::kMaterialised;  // MLA only; MHA/GQA models have one path
+  ComputeDType dtype = ComputeDType::kF32;
+  KvDType kv_dtype = KvDType::kF32;
+  double kv_scale = 0;            // fp8: dequantised = code * scale; 0: amax of the first prefill / 448, per layer
+  int shards = 1;                 // tensor-parallel ranks, one thread each, reductions explicit
+  int64_t chunk = 0;              // prefill chunk in tokens, 0: in one piece; chunks merge by LSE
+  int64_t block_size = 16;        // of the paged cache
+  int64_t max_batch_tokens = 8192;
+  bool prefix_cache = false;      // equal prompt prefixes share full blocks
+  bool sequential = false;        // one request after the other, instead of batched
+  int threads = 1;
+  int64_t max_tokens = 16;
+  double temperature = 0;         // 0: greedy
+  uint64_t seed = 0;
+  bool ignore_eos = false;
+  int64_t first_layer = 0, last_layer = -1;  // half-open [first, last); last -1: all
+  std::string layer_input_trace;  // payload of "layers.(first-1).out" when first_layer > 0
+  std::string fault;              // "NAME" or "NAME@layer"; empty: none. "none:NAME" sets up what NAME needs, plants nothing
+};
+
+struct PromptInput {
+  std::vector<int64_t> tokens;
+  std::vector<int64_t> forced;    // continuation to follow instead of sampling (--like); empty: sample
+};
+
+struct Generation {
+  std::vector<int64_t> tokens;    // generated, without the prompt
+  bool stopped = false;           // by an end token
+};
+
+struct RunStats {
+  double prefill_seconds = 0, decode_seconds = 0;
+  int64_t prefill_tokens = 0, decode_tokens = 0;
+};
+
+// recorder may be null. Deterministic for given options and thread count. kUsage: options that do not fit the model
+// or each other; kUsage with "changed nothing" when a planted fault had no effect.
+class Engine {
+ public:
+  static Result<std::unique_ptr<Engine>> Create(std::shared_ptr<const Checkpoint> checkpoint, const ModelConfig& config,
+                                                const EngineOptions& options);
+  ~Engine();
+  Result<std::vector<Generation>> Generate(const std::vector<PromptInput>& prompts, Recorder* recorder);
+  const RunStats& stats() const;
+
+ private:
+  Engine();
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace assay

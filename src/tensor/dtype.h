@@ -1,0 +1,43 @@
+// Element types. The numbers are part of the C ABI and of the trace format: never reused.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace assay {
+
+enum class DType : uint8_t {
+  kInvalid = 0,
+  kF64 = 1,
+  kF32 = 2,
+  kF16 = 3,
+  kBF16 = 4,
+  kF8E4M3FN = 5,
+  kF8E5M2 = 6,
+  kF8E4M3FNUZ = 7,
+  kF8E5M2FNUZ = 8,
+  kF8E8M0 = 9,
+  kF4E2M1 = 10,  // packed, two to a byte, the even element in the low nibble
+  kI64 = 16,
+  kI32 = 17,
+  kI16 = 18,
+  kI8 = 19,
+  kU64 = 20,
+  kU32 = 21,
+  kU16 = 22,
+  kU8 = 23,
+  kBool = 24,
+};
+
+// Bits of one element in memory (4 for kF4E2M1); 0 for kInvalid and unknown numbers.
+int BitsOf(DType dtype);
+bool IsFloat(DType dtype);
+// Unit roundoff u of the type (half the gap above 1): 2^-53 f64, 2^-24 f32, 2^-11 f16, 2^-8 bf16, 2^-4 e4m3,
+// 2^-3 e5m2, 2^-1 e8m0, 2^-2 e2m1; 0 for integers.
+double UnitRoundoff(DType dtype);
+// Short lower-case names: "f32", "bf16", "f8_e4m3fn", "f4_e2m1", "i64", "bool". ParseDType also takes the spellings
+// of torch ("torch.bfloat16", "bfloat16"), NumPy ("float32") and safetensors ("F8_E4M3"); kInvalid when unknown.
+std::string_view NameOf(DType dtype);
+DType ParseDType(std::string_view name);
+
+}  // namespace assay

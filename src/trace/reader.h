@@ -1,0 +1,107 @@
+// Reads a trace folder (or one file of it). Hostile bytes are expected: everything is bounds-checked, a damaged or
+// torn record is skipped, counted and reported with file and offset, and reading goes on behind it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "trace/event.h"
+
+namespace assay {
+
+// Zero-copy access to one event inside a mapped file; valid while the Trace lives. Scanning a trace of millions of
+// events goes through this; Decode() gives the full value.
+class EventView;
+
+// Scalars of one segment without its grids, read in place.
+struct SegmentSummary {
+  uint64_t request = 0;
+  int64_t first_position = 0;
+  int64_t n_rows = 0;
+  bool padding = false;
+  uint64_t count = 0;
+  uint64_t nonfinite = 0;
+  double sum = 0;
+  double sum_sq = 0;
+  double abs_max = 0;
+  uint64_t digest = 0;
+  bool digest_split = false;
+  int32_t n_row_cells = 0;
+  int32_t n_head_cells = 0;
+};
+
+class EventView {
+ public:
+  uint32_t file() const;      // index into Trace::processes()
+  uint64_t offset() const;    // of the record in its file
+  uint64_t sequence() const;
+  uint32_t site() const;      // SiteInfo::id in that file
+  uint32_t global_site() const;  // index into Trace::site_names(), common to all files
+  int32_t rank() const;
+  int64_t step() const;
+  Phase phase() const;
+  DType dtype() const;
+  DType compute_dtype() const;
+  uint32_t flags() const;
+  Shard shard() const;
+  int32_t n_segments() const;
+  SegmentSummary segment(int32_t i) const;
+  void sketch(int32_t i, double out[kSketchSize]) const;
+  void row_cell(int32_t i, int32_t row, RowCell* out) const;
+  void head_cell(int32_t i, int32_t head, HeadCell* out) const;
+  Event Decode() const;
+
+ private:
+  friend class Trace;
+  struct Layout;
+  const Layout* layout_ = nullptr;
+  const unsigned char* record_ = nullptr;
+  uint32_t file_ = 0;
+};
+
+struct Damage {
+  std::string file;
+  uint64_t offset = 0;
+  uint64_t size_bytes = 0;   // bytes skipped
+  std::string what;          // "torn tail", "checksum mismatch", "hole", "unknown record kind 37" …
+  bool benign = false;       // a torn tail, a hole of an uncommitted record, an unknown kind of a newer minor version
+};
+
+struct TraceProcess {
+  std::string file;
+  ProcessInfo info;
+  std::vector<SiteInfo> sites;
+  std::vector<RequestInfo> requests;
+  std::vector<CoverageNote> coverage;
+  uint64_t dropped = 0;
+  bool closed = false;       // the writer reached Close()
+};
+
+class Trace {
+ public:
+  // path: a trace folder, or one .assay file. kBadInput: not a trace, no file in it, or a newer major version.
+  static Result<std::unique_ptr<Trace>> Open(const std::string& path);
+  ~Trace();
+
+  const std::string& path() const;
+  const std::vector<TraceProcess>& processes() const;
+  const std::vector<Damage>& damages() const;
+  const std::vector<std::string>& site_names() const;  // distinct names over all files
+  uint64_t event_count() const;
+  // i in [0, event_count()), ordered by file, then by offset.
+  EventView event(uint64_t i) const;
+  // Bytes of a payload, mapped; lives as long as the Trace. Checked against its size and (once) its SHA-256.
+  Result<std::span<const std::byte>> payload(const PayloadRef& ref) const;
+
+ private:
+  Trace();
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace assay
