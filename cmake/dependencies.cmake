@@ -1,4 +1,6 @@
-# Libraries are found, never fetched. libassay itself needs libc and threads alone.
+# Libraries are found, never fetched; docs/dependencies.md says why each is here. libassay itself needs libc and
+# threads alone.
+set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED)
 find_package(nlohmann_json 3.10 REQUIRED)
 if(ASSAY_CLI)
@@ -8,6 +10,7 @@ endif()
 # GEMM of the native runtime. Absent: a plain loop, slower, same results within the stated bound.
 find_library(ASSAY_OPENBLAS_LIBRARY openblas)
 find_path(ASSAY_OPENBLAS_INCLUDE cblas.h PATH_SUFFIXES openblas openblas-pthread)
+mark_as_advanced(ASSAY_OPENBLAS_LIBRARY ASSAY_OPENBLAS_INCLUDE)
 if(ASSAY_TESTS)
   find_package(GTest 1.12 REQUIRED)
 endif()

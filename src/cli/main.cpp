@@ -1,8 +1,80 @@
+// The command line: subcommands, the common footer of every --help, and the mapping of errors to exit codes.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <exception>
+#include <new>
+
+#include "base/version.h"
 #include "cli/commands.h"
+#include "cli/exit_codes.h"
+
+// Commands whose file is not built in are left out of the program.
+namespace assay::cli {
+[[gnu::weak]] void AddDemoCommand(CLI::App& app, int* exit_code);
+[[gnu::weak]] void AddReferenceCommand(CLI::App& app, int* exit_code);
+[[gnu::weak]] void AddRunCommand(CLI::App& app, int* exit_code);
+[[gnu::weak]] void AddShowCommand(CLI::App& app, int* exit_code);
+[[gnu::weak]] void AddSitesCommand(CLI::App& app, int* exit_code);
+[[gnu::weak]] void AddDiffCommand(CLI::App& app, int* exit_code);
+[[gnu::weak]] void AddDoctorCommand(CLI::App& app, int* exit_code);
+
+int Fail(const char* command, const Status& status) {
+  std::fprintf(stderr, "assay %s: %s\n", command, status.message().c_str());
+  return ExitCodeOf(status);
+}
+
+namespace {
+
+constexpr const char* kFooter =
+    "Data goes to stdout, talk to stderr.\n"
+    "Exit codes: 0 same or fine, 1 difference or fault found, 2 usage, 3 bad, damaged or\n"
+    "incomparable input, 4 environment (disk, permission, library), 5 internal error.\n"
+    "Environment: ASSAY=PROFILE[:SINK] and ASSAY_* choose what is recorded (docs/settings.md);\n"
+    "ASSAY_ISA=portable|avx2|avx512 forces the kernels' instruction set.";
+
+using AddCommand = void (*)(CLI::App&, int*);
+// In the order in which --help lists them.
+constexpr AddCommand kCommands[] = {AddDemoCommand, AddReferenceCommand, AddRunCommand,   AddDiffCommand,
+                                    AddShowCommand, AddSitesCommand,     AddDoctorCommand};
+
+int Run(int argc, char** argv) {
+  CLI::App app{"assay finds the first wrong tensor in a running LLM.", "assay"};
+  int exit_code = kExitOk;
+  app.set_version_flag("--version", "assay " ASSAY_VERSION);
+  app.require_subcommand(1);
+  app.footer(kFooter);
+  for (const AddCommand add : kCommands) {
+    if (add != nullptr) add(app, &exit_code);
+  }
+  for (CLI::App* command : app.get_subcommands({})) {
+    const std::string own = command->get_footer();
+    command->footer(own.empty() ? kFooter : own + "\n\n" + kFooter);
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    const int code = app.exit(error);  // prints help on stdout, errors on stderr
+    exit_code = code == 0 ? kExitOk : kExitUsage;
+  }
+  // Output that did not arrive (full disk, closed pipe) is no success.
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    std::fprintf(stderr, "assay: cannot write to stdout\n");
+    return kExitEnvironment;
+  }
+  return exit_code;
+}
+
+}  // namespace
+}  // namespace assay::cli
 
 int main(int argc, char** argv) {
-  CLI::App app{"assay finds the first wrong tensor in a running LLM."};
-  int exit_code = 0;
-  CLI11_PARSE(app, argc, argv);
-  return exit_code;
+  try {
+    return assay::cli::Run(argc, argv);
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr, "assay: out of memory\n");
+    return assay::cli::kExitEnvironment;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "assay: internal error: %s\n", error.what());
+    return assay::cli::kExitInternal;
+  }
 }

@@ -1,0 +1,58 @@
+#!/bin/bash
+# All that `make test` checks, stage by stage; one summary at the end. Exit code 0 only when every stage passed. A test
+# or stage that is skipped is a failure when CI=true.
+#   ASSAY_TEST_STAGES="build ctest pytest sanitize lint"  to run a part
+set -uo pipefail
+cd "$(dirname "$0")/.."
+root=$PWD
+stages=${ASSAY_TEST_STAGES:-setup build ctest pytest sanitize lint}
+logs=$root/build/test-logs
+mkdir -p "$logs"
+
+setup() { scripts/setup.sh test; }
+build() { cmake --preset ci && cmake --build build; }
+ctest_() { ctest --test-dir build -j "$(nproc)" --output-on-failure --no-tests=error --output-junit "$logs/ctest.xml"; }
+pytest_() {
+  local folders=() folder
+  for folder in tests/python tests/parity tests/e2e; do [ -d "$folder" ] && folders+=("$folder"); done
+  .venv/bin/python -m pytest -q -ra -p no:cacheprovider --junit-xml="$logs/pytest.xml" "${folders[@]}"
+}
+# Address and undefined-behaviour sanitizers over the C++ tests and the fuzz corpora. Leaks are looked for too.
+sanitize() {
+  cmake --preset asan && cmake --build build/asan &&
+    ctest --test-dir build/asan -j "$(nproc)" --output-on-failure --no-tests=error --output-junit "$logs/asan.xml"
+}
+lint() { scripts/format.sh --check && echo "formatting: clean"; }
+
+# Skipped tests of a JUnit file, named.
+skipped_in() { [ ! -e "$1" ] || python3 - "$1" <<'PY'
+import sys, xml.etree.ElementTree as tree
+for case in tree.parse(sys.argv[1]).iter("testcase"):
+    if case.find("skipped") is not None or case.get("status") in ("notrun", "disabled"):
+        print(f"{case.get('classname')}.{case.get('name')}")
+PY
+}
+
+passed=() failed=()
+for stage in $stages; do
+  run=$stage
+  case $stage in ctest | pytest) run=${stage}_ ;; esac
+  echo "== $stage"
+  start=$SECONDS
+  if $run; then verdict=passed; else verdict=FAILED; fi
+  case $stage in ctest) junit=ctest ;; pytest) junit=pytest ;; sanitize) junit=asan ;; *) junit=none ;; esac
+  skips=$(skipped_in "$logs/$junit.xml")
+  if [ -n "$skips" ]; then
+    echo "skipped in $stage:"
+    echo "$skips" | sed 's/^/  /'
+    [ "${CI:-}" != true ] || verdict=FAILED
+  fi
+  line="$stage: $verdict in $((SECONDS - start)) s${skips:+, $(echo "$skips" | wc -l) skipped}"
+  if [ $verdict = passed ]; then passed+=("$line"); else failed+=("$line"); fi
+  # Without these nothing behind can run.
+  case $stage-$verdict in setup-FAILED | build-FAILED) break ;; esac
+done
+
+echo "== summary"
+printf '%s\n' ${passed[@]+"${passed[@]}"} ${failed[@]+"${failed[@]}"}
+[ ${#failed[@]} -eq 0 ]
