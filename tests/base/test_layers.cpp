@@ -1,0 +1,138 @@
+// The direction of includes: what each folder of src/ may include, checked against every #include of every source.
+// cmake/layers.cmake links by the same table; this test also catches a header that a linker never sees.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <regex>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace assay {
+namespace {
+
+namespace fs = std::filesystem;
+
+using Layers = std::map<std::string, std::set<std::string>>;
+
+// layer -> the layers it may include besides itself.
+const Layers& Allowed() {
+  static const Layers kAllowed = {
+      {"base", {}},
+      {"tensor", {"base"}},
+      {"stats", {"tensor", "base"}},
+      {"io", {"tensor", "base"}},
+      {"sites", {"base"}},
+      {"trace", {"stats", "tensor", "base"}},
+      {"probe", {"trace", "sites", "stats", "tensor", "base"}},
+      {"compare", {"trace", "sites", "stats", "tensor", "base"}},
+      {"model", {"probe", "trace", "sites", "stats", "io", "tensor", "base"}},
+      {"report", {"compare", "trace", "sites", "io", "stats", "tensor", "base"}},
+      // compare: in the offline entry points alone, which are not part of what a host loads.
+      {"runtime", {"probe", "trace", "sites", "stats", "tensor", "base", "compare", "report", "io"}},
+      {"cli", {"runtime", "report", "model", "compare", "probe", "trace", "sites", "io", "stats", "tensor", "base"}},
+  };
+  return kAllowed;
+}
+
+// What goes into libassay, inside the host: libc and threads alone, so none of these.
+const std::set<std::string> kInHost = {"base", "tensor", "stats", "sites", "trace", "probe"};
+const std::set<std::string> kForbiddenInHost = {"nlohmann", "fmt",     "CLI",   "iostream",
+                                                "fstream",  "sstream", "regex", "iomanip"};
+
+struct Include {
+  std::string target;  // as written, without quotes or brackets
+  bool quoted = false;
+  int line = 0;
+};
+
+std::vector<Include> IncludesOf(const std::string& text) {
+  static const std::regex kInclude(R"(^\s*#\s*include\s*([<"])([^>"]+)[>"])");
+  std::vector<Include> includes;
+  std::istringstream in(text);
+  std::string line;
+  for (int number = 1; std::getline(in, line); ++number) {
+    std::smatch match;
+    if (std::regex_search(line, match, kInclude)) includes.push_back({match[2], match[1] == "\"", number});
+  }
+  return includes;
+}
+
+std::string FirstPart(const std::string& path) { return path.substr(0, path.find('/')); }
+
+// One line for every include of `text` (a source of `layer`) that the tables do not allow.
+std::vector<std::string> Violations(const std::string& layer, const std::string& text) {
+  std::vector<std::string> found;
+  const auto row = Allowed().find(layer);
+  if (row == Allowed().end()) return {"folder src/" + layer + " is in no layer"};
+  for (const Include& include : IncludesOf(text)) {
+    const std::string head = FirstPart(include.target);
+    const std::string where = "line " + std::to_string(include.line) + ": " + layer + " includes " + include.target;
+    const bool other_layer = include.quoted && head != layer && Allowed().count(head) > 0;
+    if (other_layer && row->second.count(head) == 0) found.push_back(where);
+    if (kInHost.count(layer) > 0 && kForbiddenInHost.count(head) > 0) found.push_back(where + " (in-host code)");
+    if (include.quoted && include.target.find("..") != std::string::npos) found.push_back(where + " (relative path)");
+  }
+  return found;
+}
+
+TEST(Layers, EveryIncludePointsDownwards) {
+  const fs::path root = fs::path(ASSAY_SOURCE_DIR) / "src";
+  size_t files = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(root)) {
+    const std::string extension = entry.path().extension();
+    if (extension != ".h" && extension != ".cpp" && extension != ".c" && extension != ".inc") continue;
+    ++files;
+    std::ifstream in(entry.path());
+    std::stringstream text;
+    text << in.rdbuf();
+    const fs::path relative = fs::relative(entry.path(), root);
+    for (const std::string& violation : Violations(relative.begin()->string(), text.str())) {
+      ADD_FAILURE() << "src/" << relative.string() << " " << violation;
+    }
+  }
+  EXPECT_GE(files, 20u) << "the sources were not found under " << root;
+}
+
+TEST(Layers, UpwardIncludeIsFound) {
+  EXPECT_EQ(Violations("tensor", "#include \"trace/event.h\"\n").size(), 1u);
+  EXPECT_EQ(Violations("compare", "// x\n  #  include \"model/engine.h\"\n").size(), 1u);
+  EXPECT_TRUE(Violations("model", "#include \"probe/recorder.h\"\n#include \"model/config.h\"\n").empty());
+}
+
+TEST(Layers, HeavyLibraryInsideTheHostIsFound) {
+  EXPECT_EQ(Violations("trace", "#include <nlohmann/json.hpp>\n").size(), 1u);
+  EXPECT_EQ(Violations("probe", "#include <iostream>\n").size(), 1u);
+  EXPECT_TRUE(Violations("io", "#include <nlohmann/json.hpp>\n").empty());
+}
+
+TEST(Layers, UnknownFolderAndRelativePathAreFound) {
+  EXPECT_EQ(Violations("misc", "").size(), 1u);
+  EXPECT_EQ(Violations("cli", "#include \"../base/status.h\"\n").size(), 1u);
+}
+
+// A cycle in the table would make the order of layers meaningless.
+TEST(Layers, TableHasNoCycle) {
+  std::set<std::string> done;
+  bool progress = true;
+  while (progress) {
+    progress = false;
+    for (const auto& [layer, below] : Allowed()) {
+      if (done.count(layer) > 0) continue;
+      const bool ready =
+          std::all_of(below.begin(), below.end(), [&](const auto& name) { return done.count(name) > 0; });
+      if (ready) {
+        done.insert(layer);
+        progress = true;
+      }
+    }
+  }
+  EXPECT_EQ(done.size(), Allowed().size());
+}
+
+}  // namespace
+}  // namespace assay
