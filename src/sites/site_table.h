@@ -1,5 +1,8 @@
 // The one machine-readable table of canonical site names: axes, definition point, inputs on each attention path,
 // shard axis. Printed by `assay sites`, frozen with format version 1. Profiles map engine names onto it.
+//
+// It does not know engines, and it does not say which sites a given model has: a site that a trace lacks is bridged to
+// its own inputs, recursively, by whoever walks the table (compare/site_graph.h).
 #pragma once
 
 #include <cstdint>
@@ -12,18 +15,35 @@
 namespace assay {
 
 enum class SiteOp : uint8_t {  // what computes the site from its inputs; decides how an input difference may grow
-  kSource, kEmbed, kNorm, kLinear, kRope, kAttention, kMerge, kAdd, kActivation, kRoute, kSelect, kCombine, kCopy, kReduce, kArgmax,
+  kSource,
+  kEmbed,
+  kNorm,
+  kLinear,
+  kRope,
+  kAttention,
+  kMerge,
+  kAdd,
+  kActivation,
+  kRoute,
+  kSelect,
+  kCombine,
+  kCopy,
+  kReduce,
+  kArgmax,
 };
+std::string_view NameOf(SiteOp op);  // "linear", "attention" …
 
 struct SiteDef {
-  std::string_view name;   // without "layers.N." ; "attn.chunk.J.out" has J for the chunk number
-  std::string_view axes;   // "T H dn"
-  std::string_view what;   // definition point, one line
+  std::string_view name;  // without "layers.N." ; "attn.chunk.J.out" has J for the chunk number
+  std::string_view axes;  // "T H dn"
+  std::string_view what;  // definition point, one line
   SiteOp op;
   bool per_layer;
   std::string_view paths;  // "both", "materialised", "absorbed"
-  // Canonical names, comma-separated; "prev.out" is the residual stream that enters the layer (embed for layer 0),
-  // "ctx:" before a name: read over all earlier positions of the request (attention keys and values).
+  // Canonical names, comma-separated; "prev.out" is the residual stream that enters (the out of the layer before, embed
+  // for layer 0; for final_norm the out of the last layer). "ctx:" before a name: read over all earlier positions of
+  // the request as well (attention keys and values). Alternatives are separated by "|": the first one of which any
+  // name is recorded holds ("attn.q_nope,attn.q_pe|attn.q_proj": MLA or not).
   std::string_view inputs_materialised;
   std::string_view inputs_absorbed;
   std::string_view shard_axis;  // axis letter split by tensor parallelism, "" replicated
@@ -33,15 +53,25 @@ struct SiteDef {
 std::span<const SiteDef> AllSites();  // in order of execution inside a step and layer
 
 struct SiteName {
-  int32_t layer = -1;       // -1: not a layer's site
-  int32_t chunk = -1;       // of attn.chunk.J.*
-  bool partial = false;     // ".partial": a sharded result before its reduction
+  int32_t layer = -1;            // -1: not a layer's site
+  int32_t chunk = -1;            // of attn.chunk.J.*
+  bool partial = false;          // ".partial": a sharded result before its reduction
   const SiteDef* def = nullptr;  // nullptr: not a canonical name (weights and foreign names)
-  std::string stem;         // name without layer, chunk number kept, without ".partial"
+  std::string stem;              // name without layer, chunk number kept, without ".partial"
 };
+// Never fails: what is not canonical keeps its text in stem.
 SiteName ParseSiteName(std::string_view name);
 std::string FormatSiteName(int32_t layer, std::string_view stem);
-// Order of execution: (layer, index in the table, chunk). Foreign names sort behind.
+// Order of execution: (layer, index in the table, chunk), ".partial" just before its sum. Embedding first, final norm
+// and behind it last; foreign names of a layer sort behind the layer's canonical ones, all others behind everything.
 int64_t ExecutionOrder(const SiteName& name);
+
+// One entry of an input list.
+struct SiteInput {
+  std::string_view name;  // "attn.k", "prev.out"
+  bool context = false;   // "ctx:"
+};
+// The alternatives of inputs_materialised or inputs_absorbed, in order of preference; no alternative for a source.
+std::vector<std::vector<SiteInput>> ParseSiteInputs(std::string_view inputs);
 
 }  // namespace assay
