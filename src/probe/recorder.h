@@ -19,11 +19,11 @@ namespace assay {
 
 // One tensor at one site. Everything is borrowed for the call.
 struct Observation {
-  std::string_view site;         // canonical name, "layers.3.attn.q" (or an engine's name)
+  std::string_view site;  // canonical name, "layers.3.attn.q" (or an engine's name)
   std::string_view engine_name;
-  std::string_view axes;         // "T H d"; gives row_axis and head_axis when they are -1 (axis T rows, axis H heads)
+  std::string_view axes;  // "T H d"; gives row_axis and head_axis when they are -1 (axis T rows, axis H heads)
   TensorView view;
-  int32_t rank = -1;             // -1: the process's
+  int32_t rank = -1;  // -1: the process's
   int64_t step = -1;
   Phase phase = Phase::kUnknown;
   DType compute_dtype = DType::kInvalid;
