@@ -18,7 +18,7 @@ enum class Family : uint8_t {
   kDeepseekV2,
   kDeepseekV3,  // kimi_k2 is the same architecture under another name
   kGlm4Moe,
-  kGlmMoeDsa,   // GLM-5; its attention is computed dense
+  kGlmMoeDsa,  // GLM-5; its attention is computed dense
   kLlama,
   kQwen2,
   kQwen3,
@@ -41,9 +41,9 @@ struct RopeConfig {
   double mscale = 0, mscale_all_dim = 0;  // 0: absent
   double attention_factor = 0;            // 0: by formula
   double low_freq_factor = 1, high_freq_factor = 4;
-  double partial_rotary_factor = 1.0;     // the first int(d * factor) channels of a head are rotated
+  double partial_rotary_factor = 1.0;  // the first int(d * factor) channels of a head are rotated
   bool truncate = true;
-  bool interleaved = false;               // pairing (2i, 2i+1); false: (i, i + d/2)
+  bool interleaved = false;  // pairing (2i, 2i+1); false: (i, i + d/2)
 };
 
 struct ModelConfig {
@@ -51,15 +51,15 @@ struct ModelConfig {
   std::string model_type;
   int64_t hidden_size = 0, n_layers = 0, vocab_size = 0, intermediate_size = 0;
   int64_t n_heads = 0, n_kv_heads = 0;
-  int64_t head_dim = 0;               // MLA: qk_rope_head_dim
+  int64_t head_dim = 0;  // MLA: qk_rope_head_dim
   int64_t max_position_embeddings = 0;
   double rms_norm_eps = 1e-6;
-  double latent_norm_eps = 1e-6;      // of q_a_layernorm and kv_a_layernorm: 1e-6 whatever rms_norm_eps says
+  double latent_norm_eps = 1e-6;  // of q_a_layernorm and kv_a_layernorm: 1e-6 whatever rms_norm_eps says
   bool tie_word_embeddings = false;
-  bool attention_bias = false;        // on q, k, v (MLA: on q_a and kv_a)
+  bool attention_bias = false;  // on q, k, v (MLA: on q_a and kv_a)
   bool o_bias = false;
-  bool qk_norm = false;               // RMSNorm over head_dim on q and k, before RoPE, with rms_norm_eps
-  bool sandwich_norm = false;         // glm4: a further norm after o_proj and one after the FFN, before each residual add
+  bool qk_norm = false;        // RMSNorm over head_dim on q and k, before RoPE, with rms_norm_eps
+  bool sandwich_norm = false;  // glm4: a further norm after o_proj and one after the FFN, before each residual add
   // MLA; kv_lora_rank 0: not MLA. q_lora_rank 0: plain q_proj.
   int64_t kv_lora_rank = 0, q_lora_rank = 0, qk_nope_head_dim = 0, qk_rope_head_dim = 0, v_head_dim = 0;
   RopeConfig rope;

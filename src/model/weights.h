@@ -39,31 +39,31 @@ struct MlpWeights {
 template <class T>
 struct LayerWeights {
   int64_t layer = -1;
-  std::vector<T> input_norm, post_norm;           // [h]: before attention, before the FFN
-  std::vector<T> attn_out_norm, mlp_out_norm;     // [h]: glm4 alone (sandwich_norm)
+  std::vector<T> input_norm, post_norm;        // [h]: before attention, before the FFN
+  std::vector<T> attn_out_norm, mlp_out_norm;  // [h]: glm4 alone (sandwich_norm)
 
   // MLA. With a query latent q_a and q_b, otherwise q.
-  Matrix<T> q_a;                                  // [q_lora, h]
-  std::vector<T> q_a_bias, q_a_norm;              // [q_lora]
-  Matrix<T> q_b;                                  // [H (dn + dr), q_lora]
-  Matrix<T> kv_a;                                 // [c + dr, h]
-  std::vector<T> kv_a_bias;                       // [c + dr]
-  std::vector<T> kv_a_norm;                       // [c]
-  Matrix<T> kv_b;                                 // [H (dn + dv), c], head by head: dn rows of W_UK, dv rows of W_UV
+  Matrix<T> q_a;                      // [q_lora, h]
+  std::vector<T> q_a_bias, q_a_norm;  // [q_lora]
+  Matrix<T> q_b;                      // [H (dn + dr), q_lora]
+  Matrix<T> kv_a;                     // [c + dr, h]
+  std::vector<T> kv_a_bias;           // [c + dr]
+  std::vector<T> kv_a_norm;           // [c]
+  Matrix<T> kv_b;                     // [H (dn + dv), c], head by head: dn rows of W_UK, dv rows of W_UV
 
   // MHA and GQA; q also MLA without a query latent ([H (dn + dr), h]).
-  Matrix<T> q, k, v;                              // [H d, h], [K d, h], [K d, h]
-  std::vector<T> q_bias, k_bias, v_bias;          // [H d], [K d], [K d]
-  std::vector<T> q_norm, k_norm;                  // [d]
-  Matrix<T> o;                                    // [h, H d] (MLA: [h, H dv])
-  std::vector<T> o_bias;                          // [h]
+  Matrix<T> q, k, v;                      // [H d, h], [K d, h], [K d, h]
+  std::vector<T> q_bias, k_bias, v_bias;  // [H d], [K d], [K d]
+  std::vector<T> q_norm, k_norm;          // [d]
+  Matrix<T> o;                            // [h, H d] (MLA: [h, H dv])
+  std::vector<T> o_bias;                  // [h]
 
-  MlpWeights<T> mlp;                              // dense layers
-  Matrix<T> router;                               // [E, h]
-  std::vector<T> router_bias;                     // [E]: correction bias of the selection
-  std::vector<MlpWeights<T>> experts;             // E, or empty when not asked for (then LoadExpert)
-  MlpWeights<T> shared;                           // all shared experts as one FFN
-  Matrix<T> shared_gate;                          // [1, h]: qwen2_moe
+  MlpWeights<T> mlp;                   // dense layers
+  Matrix<T> router;                    // [E, h]
+  std::vector<T> router_bias;          // [E]: correction bias of the selection
+  std::vector<MlpWeights<T>> experts;  // E, or empty when not asked for (then LoadExpert)
+  MlpWeights<T> shared;                // all shared experts as one FFN
+  Matrix<T> shared_gate;               // [1, h]: qwen2_moe
 };
 
 template <class T>
