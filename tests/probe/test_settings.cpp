@@ -96,8 +96,7 @@ TEST(Settings, ErrorsNameVariableColumnAndWhatIsExpected) {
             "ASSAY, column 5: expected the sink stderr behind ':', found \"file\" (in \"all:file\")");
   EXPECT_EQ(
       ErrorOf("ASSAY=mlaa"),
-      "ASSAY, column 1: expected a profile (all, attn, mla, mlp, moe, io) or off; did you mean \"mla\"? --, found "
-      "\"mlaa\"");
+      "ASSAY, column 1: expected a profile (all, attn, mla, mlp, moe, io) or off, found \"mlaa\"; did you mean mla?");
 }
 
 TEST(Settings, BadPatternsAreRefusedWithTheirColumn) {
