@@ -98,7 +98,7 @@ struct ModelConfig {
 // value of the wrong type or out of range, an unknown family, or a combination that is not implemented.
 Result<ModelConfig> LoadModelConfig(const std::string& path);
 // overrides: "key=value" strings in JSON syntax, applied to the parsed JSON first ("rope_parameters.factor=4"; a value
-// that is not JSON is taken as a string; "key=null" removes the key). kUsage: an override without "=".
+// that is not JSON is taken as a string; null counts as absent, as in the file). kUsage: an override without "=".
 Result<ModelConfig> LoadModelConfig(const std::string& path, const std::vector<std::string>& overrides);
 // The same from bytes; what names them in messages.
 Result<ModelConfig> ParseModelConfig(std::string_view json, std::string_view what,
