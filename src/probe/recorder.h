@@ -1,4 +1,9 @@
 // Selects, measures and writes observations: the one way into a trace for the C ABI, Python and the native runtime.
+//
+// It never changes what it observes: tensors are read, only from level stats on, and nothing is kept of them beyond
+// the call. What it cannot record it counts, by site and reason, and writes into the trace at Close. It does not print
+// (except to the sink stderr, when asked), throw, abort or touch signals. Any number of threads may record; a child
+// of fork() goes on in a file of its own in the same folder.
 #pragma once
 
 #include <atomic>
@@ -7,6 +12,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "base/status.h"
 #include "probe/settings.h"
@@ -17,11 +23,14 @@
 
 namespace assay {
 
+struct ProbeSite;  // a site of one recorder with its cached filter answers (probe/site_registry.h)
+
 // One tensor at one site. Everything is borrowed for the call.
 struct Observation {
   std::string_view site;  // canonical name, "layers.3.attn.q" (or an engine's name)
   std::string_view engine_name;
-  std::string_view axes;  // "T H d"; gives row_axis and head_axis when they are -1 (axis T rows, axis H heads)
+  std::string_view axes;  // "T H d"; gives row_axis and head_axis when they are -1 (axis T rows, axis H heads).
+                          // Empty: the canonical site's own, when its rank fits
   TensorView view;
   int32_t rank = -1;  // -1: the process's
   int64_t step = -1;
@@ -34,29 +43,46 @@ struct Observation {
   uint64_t stream = 0;
   uint32_t flags = 0;
   std::span<const std::pair<std::string_view, std::string_view>> meta;
+  uint64_t base_address = 0;    // identity of the storage; 0: view.data
+  ProbeSite* handle = nullptr;  // from AddSite of the same recorder; saves the look-up of site, engine_name, axes
 };
 
 class Recorder {
  public:
+  // settings must be on. kEnvironment when the trace folder cannot be written.
   static Result<std::unique_ptr<Recorder>> Open(const Settings& settings, const ProcessInfo& process);
-  ~Recorder();
+  ~Recorder();  // closes
 
-  // One relaxed load; callers test it before they build an Observation.
+  // One relaxed load; callers test it before they build an Observation. Record tests it too.
   bool armed() const { return armed_.load(std::memory_order_relaxed); }
   void arm(bool on) { armed_.store(on, std::memory_order_relaxed); }
-  // False when the filters (include, exclude, layers, ranks, steps) leave the site out.
+  // False when the filters (include, exclude, layers, ranks, steps) leave the site out. rank -1: the process's.
   bool wants(std::string_view site, int32_t rank, int64_t step) const;
+  bool wants(const ProbeSite* site, int32_t rank, int64_t step) const;
 
+  // Announces a site that may fire: what is announced and never recorded stands in the coverage. The same name gives
+  // the same site. Valid until the recorder is destroyed. nullptr only when memory ran out.
+  ProbeSite* AddSite(std::string_view name, std::string_view engine_name, std::string_view axes);
+
+  // OK when recorded, filtered out or disarmed. kUsage: the observation does not fit together (rank against shape,
+  // an axis or run out of range, unknown dtype); kEnvironment: dropped, budget or disk. Both are counted.
   Status Record(const Observation& observation);
+  // A key of 0 is computed from tokens and ordinal. Tokens are stored as ASSAY_TOKENS and the level say.
   Status AddRequest(const RequestInfo& request);
   Status AddCoverage(const CoverageNote& note);
   Status AddMeta(const std::string& key, const std::string& value);
+  // On-anomaly: writes out what the ring holds and the rest of the current step. Nothing without a ring.
+  Status Trigger(std::string_view reason);
   Status Flush();
+  // Writes coverage and drop counts and closes the file; later records are ignored. With ASSAY_STRICT an error:
+  // kUsage for patterns that matched no site, kEnvironment for drops. Safe to call twice.
   Status Close();
 
-  const std::string& dir() const;
-  const std::string& path() const;
-  DropCounts drops() const;
+  const Settings& settings() const;
+  const std::string& dir() const;   // of the trace, with % expanded; empty with the sink stderr
+  const std::string& path() const;  // of this process's file; empty with the sink stderr
+  DropCounts drops() const;         // the writer's; what this recorder lost itself counts as internal
+  uint64_t recorded() const;        // events written, printed or put into the ring since Open (or since fork)
 
  private:
   Recorder();

@@ -1,0 +1,144 @@
+#include "probe/observe.h"
+
+#include <string>
+
+#include "probe/site_registry.h"
+#include "probe/tensor_copy.h"
+
+namespace assay {
+namespace {
+
+// Row and head axis: the observation's own, else by the axes "T" and "H".
+Status ResolveAxes(const Observation& o, const ProbeSite& site, Event* event) {
+  const int rank = o.view.rank();
+  int row_axis = -1, head_axis = -1;
+  if (site.n_axes == rank) {
+    row_axis = site.row_axis;
+    head_axis = site.head_axis;
+  } else if (site.axes_given && site.n_axes > 0) {
+    return Status::Usage(site.name + ": axes \"" + site.axes + "\" do not fit a tensor of rank " +
+                         std::to_string(rank));
+  }
+  if (o.row_axis >= 0) row_axis = o.row_axis;
+  if (o.head_axis >= 0) head_axis = o.head_axis;
+  if (row_axis >= rank || head_axis >= rank) {
+    return Status::Usage(site.name + ": row axis " + std::to_string(row_axis) + ", head axis " +
+                         std::to_string(head_axis) + " of a tensor of rank " + std::to_string(rank));
+  }
+  event->row_axis = row_axis;
+  event->head_axis = head_axis;
+  return {};
+}
+
+// Leaves of token ids what tells equal from different: counts and digests.
+void RemoveContent(Event* event) {
+  for (Segment& segment : event->segments) {
+    Stats kept;
+    kept.count = segment.stats.count;
+    kept.digest = segment.stats.digest;
+    kept.digest_split = segment.stats.digest_split;
+    segment.stats = kept;
+    for (RowCell& row : segment.rows) {
+      const uint64_t digest = row.digest;
+      row = RowCell{};
+      row.digest = digest;
+    }
+    for (HeadCell& head : segment.heads) head = HeadCell{};
+  }
+}
+
+Status TakePayload(const Settings& settings, const Observation& o, std::span<const RowRun> runs,
+                   PendingEvent* pending) {
+  const bool whole = settings.level == Level::kPayload || pending->site->token_ids;
+  if (!whole) {
+    // Rows of axis 0 stand in for token rows; a vector is one row.
+    int axis = pending->event.row_axis;
+    RowRun all;
+    std::span<const RowRun> rows_of = runs;
+    if (axis < 0 && o.view.rank() >= 2) {
+      axis = 0;
+      all.n_rows = o.view.shape[0];
+      rows_of = {&all, 1};
+    }
+    if (axis >= 0) {
+      pending->payload_rows = SampleRows(rows_of, settings.sample_rows, settings.seed);
+      if (pending->payload_rows.empty()) return {};
+      ASSAY_RETURN_IF_ERROR(CopyRows(o.view, axis, pending->payload_rows, &pending->payload));
+      pending->has_payload = true;
+      return {};
+    }
+  }
+  ASSAY_RETURN_IF_ERROR(CopyContiguous(o.view, &pending->payload));
+  pending->has_payload = true;
+  return {};
+}
+
+}  // namespace
+
+bool StoresTokens(const Settings& settings) { return settings.tokens || settings.level == Level::kPayload; }
+
+Status Observe(const Settings& settings, const Observation& o, PendingEvent* pending) {
+  Event& event = pending->event;
+  const ProbeSite& site = *pending->site;
+  event.step = o.step;
+  event.phase = o.phase;
+  event.flags = o.flags;
+  for (const auto& [key, value] : o.meta) event.meta.emplace_back(std::string(key), std::string(value));
+  if (settings.level == Level::kNames) return {};
+
+  if (BitsOf(o.view.dtype) == 0) {
+    return Status::Usage(site.name + ": unknown dtype " + std::to_string(static_cast<int>(o.view.dtype)));
+  }
+  if (const Result<uint64_t> count = CountElements(o.view); !count.ok()) {
+    return Status::Usage(site.name + ": " + count.status().message());
+  }
+  event.dtype = o.view.dtype;
+  event.compute_dtype = o.compute_dtype;
+  event.shape.assign(o.view.shape.begin(), o.view.shape.end());
+  event.strides.assign(o.view.strides.begin(), o.view.strides.end());
+  event.storage_offset = o.view.offset_elems;
+  event.base_address = o.base_address != 0 ? o.base_address : reinterpret_cast<uintptr_t>(o.view.data);
+  event.stream = o.stream;
+  event.shard = o.shard;
+  ASSAY_RETURN_IF_ERROR(ResolveAxes(o, site, &event));
+  if (settings.level == Level::kShapes) return {};
+
+  RowRun all;
+  std::span<const RowRun> runs = o.runs;
+  if (event.row_axis >= 0 && runs.empty()) {
+    all.n_rows = o.view.shape[static_cast<size_t>(event.row_axis)];
+    runs = {&all, 1};
+  }
+  LogicalLayout layout;
+  layout.row_axis = event.row_axis;
+  if (event.row_axis >= 0) layout.runs = runs;
+  layout.full_cols = o.shard.full_cols;
+  layout.col_offset = o.shard.col_offset;
+  layout.head_axis = event.head_axis;
+  layout.segment_rows = settings.segment_rows;
+  MeasureOptions options;
+  options.threads = settings.threads;
+  options.row_grid = settings.row_grid;
+  options.head_grid = settings.head_grid;
+  if (const Status measured = Measure(o.view, layout, options, &event.segments); !measured.ok()) {
+    return Status(measured.code(), site.name + ": " + measured.message());
+  }
+  const bool content_allowed = !site.token_ids || StoresTokens(settings);
+  if (!content_allowed) {
+    RemoveContent(&event);
+    return {};
+  }
+  if (settings.level >= Level::kSample || site.token_ids) return TakePayload(settings, o, runs, pending);
+  return {};
+}
+
+bool HasAnomaly(const PendingEvent& pending) {
+  for (const Segment& segment : pending.event.segments) {
+    if (segment.padding) continue;
+    const Stats& s = segment.stats;
+    if (s.nan + s.pos_inf != 0 || (s.neg_inf != 0 && !pending.site->minus_inf_is_fine)) return true;
+  }
+  return false;
+}
+
+}  // namespace assay

@@ -1,0 +1,133 @@
+#include "probe/site_registry.h"
+
+#include <new>
+
+#include "sites/site_table.h"
+
+namespace assay {
+namespace {
+
+constexpr size_t kMaxCandidates = 3;
+
+// "T H d" -> number of axes, place of T and of H.
+void ReadAxes(ProbeSite* site) {
+  int axis = 0;
+  size_t at = 0;
+  const std::string_view axes = site->axes;
+  while (at < axes.size()) {
+    if (axes[at] == ' ') {
+      ++at;
+      continue;
+    }
+    const size_t end = std::min(axes.find(' ', at), axes.size());
+    const std::string_view name = axes.substr(at, end - at);
+    if (name == "T" && site->row_axis < 0) site->row_axis = axis;
+    if (name == "H" && site->head_axis < 0) site->head_axis = axis;
+    ++axis;
+    at = end;
+  }
+  site->n_axes = axis;
+}
+
+bool EndsWith(std::string_view text, std::string_view tail) {
+  return text.size() >= tail.size() && text.substr(text.size() - tail.size()) == tail;
+}
+
+void Classify(const Settings& settings, ProbeSite* site) {
+  const SiteName parsed = ParseSiteName(site->name);
+  site->axes_given = !site->axes.empty();
+  if (!site->axes_given && parsed.def != nullptr) site->axes = parsed.def->axes;
+  ReadAxes(site);
+  site->token_ids = parsed.stem == "next_token" || parsed.stem == "input_ids";
+  site->minus_inf_is_fine = EndsWith(parsed.stem, "lse");
+  const auto hit = [&](const NameFilter& filter) {
+    return filter.matches(site->name) || (!site->engine_name.empty() && filter.matches(site->engine_name));
+  };
+  site->wanted = (settings.include.patterns.empty() || hit(settings.include)) && !hit(settings.exclude) &&
+                 (parsed.layer < 0 || settings.layers.contains(parsed.layer));
+}
+
+}  // namespace
+
+ProbeSite* SiteRegistry::Find(std::string_view name, std::string_view engine_name, std::string_view axes) {
+  {
+    std::shared_lock lock(mutex_);
+    if (const auto it = by_name_.find(name); it != by_name_.end()) return it->second;
+  }
+  std::unique_lock lock(mutex_);
+  if (const auto it = by_name_.find(name); it != by_name_.end()) return it->second;
+  ProbeSite& site = sites_.emplace_back();
+  try {
+    site.name = name;
+    site.engine_name = engine_name;
+    site.axes = axes;
+    Classify(settings_, &site);
+    by_name_.emplace(site.name, &site);
+  } catch (...) {
+    sites_.pop_back();
+    throw;
+  }
+  return &site;
+}
+
+void SiteRegistry::CountDrop(ProbeSite* site, const std::string& reason) {
+  if (site->dropped.fetch_add(1, std::memory_order_relaxed) != 0) return;
+  std::unique_lock lock(mutex_);
+  try {
+    drop_reasons_.emplace(site, reason);
+  } catch (const std::bad_alloc&) {  // the count stands; only its reason is lost
+  }
+}
+
+std::vector<CoverageNote> SiteRegistry::Coverage(int* not_found) const {
+  std::shared_lock lock(mutex_);
+  std::vector<CoverageNote> notes;
+  *not_found = 0;
+  std::vector<std::string_view> names;
+  for (const ProbeSite& site : sites_) names.push_back(site.name);
+  for (const NameFilter* filter : {&settings_.include, &settings_.exclude}) {
+    for (const std::string& pattern : filter->patterns) {
+      bool met = false;
+      for (const ProbeSite& site : sites_) {
+        if (met) break;
+        met = PatternMatches(pattern, site.name) || PatternMatches(pattern, site.engine_name);
+      }
+      if (met) continue;
+      if (filter == &settings_.include) ++*not_found;
+      std::string detail;
+      std::vector<std::string_view> rest = names;
+      for (size_t i = 0; i < kMaxCandidates; ++i) {
+        const std::string_view nearest = NearestName(pattern, rest);
+        if (nearest.empty()) break;
+        detail += (i == 0 ? "nearest: " : ", ") + std::string(nearest);
+        std::erase(rest, nearest);
+      }
+      notes.push_back({pattern, "not found", 0, std::move(detail)});
+    }
+  }
+  for (const ProbeSite& site : sites_) {
+    const uint64_t recorded = site.recorded.load(), skipped = site.skipped.load(), dropped = site.dropped.load();
+    if (skipped != 0) notes.push_back({site.name, "skipped", skipped, "left out by the settings"});
+    if (dropped != 0) {
+      const auto reason = drop_reasons_.find(&site);
+      notes.push_back({site.name, "dropped", dropped, reason == drop_reasons_.end() ? "" : reason->second});
+    }
+    if (recorded + skipped + dropped == 0) {
+      notes.push_back({site.name, site.wanted ? "never fired" : "skipped", 0, ""});
+    }
+  }
+  return notes;
+}
+
+void SiteRegistry::ResetInChild() {
+  new (&mutex_) std::shared_mutex();  // held by the forking thread under its parent's identity
+  for (ProbeSite& site : sites_) {
+    site.writer_id.store(0, std::memory_order_relaxed);
+    site.recorded.store(0, std::memory_order_relaxed);
+    site.skipped.store(0, std::memory_order_relaxed);
+    site.dropped.store(0, std::memory_order_relaxed);
+  }
+  drop_reasons_.clear();
+}
+
+}  // namespace assay

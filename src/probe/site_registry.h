@@ -1,0 +1,66 @@
+// The sites that one recorder has met: names, what the filters say about each, how often each fired. Filters run once
+// a site, so a record costs one look-up, or none with a handle.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "probe/settings.h"
+#include "trace/event.h"
+
+namespace assay {
+
+struct ProbeSite {
+  std::string name;  // canonical or the engine's own
+  std::string engine_name;
+  std::string axes;         // as given, or the canonical table's; empty when neither knows
+  bool axes_given = false;  // by the caller: then its number of axes must be the tensor's rank
+  int n_axes = 0;
+  int row_axis = -1;               // place of "T" in axes
+  int head_axis = -1;              // place of "H"
+  bool wanted = false;             // include, exclude and layers; ranks and steps are the event's
+  bool token_ids = false;          // the tensor holds token ids: content
+  bool minus_inf_is_fine = false;  // log-sum-exp of nothing is -inf: no anomaly
+
+  std::atomic<uint64_t> recorded{0};
+  std::atomic<uint64_t> skipped{0};  // turned away by a filter
+  std::atomic<uint64_t> dropped{0};
+  // Id in the trace file of the current process, plus 1; 0: not written there yet.
+  std::atomic<uint64_t> writer_id{0};
+};
+
+class SiteRegistry {
+ public:
+  explicit SiteRegistry(const Settings& settings) : settings_(settings) {}
+
+  // May throw std::bad_alloc; the registry stays as it was. Thread-safe. Pointers stay valid.
+  ProbeSite* Find(std::string_view name, std::string_view engine_name, std::string_view axes);
+
+  // Remembers the first reason for which an observation of the site was lost.
+  void CountDrop(ProbeSite* site, const std::string& reason);
+
+  // Patterns that matched nothing, sites that never fired, were skipped or lost observations. *not_found: number of
+  // include patterns without any site.
+  std::vector<CoverageNote> Coverage(int* not_found) const;
+
+  // fork(): the child owns no lock that another thread of its parent held.
+  void LockForFork() { mutex_.lock(); }
+  void UnlockInParent() { mutex_.unlock(); }
+  void ResetInChild();
+
+ private:
+  const Settings& settings_;
+  mutable std::shared_mutex mutex_;
+  std::deque<ProbeSite> sites_;                               // never moves an element
+  std::unordered_map<std::string_view, ProbeSite*> by_name_;  // keys are ProbeSite::name
+  std::unordered_map<const ProbeSite*, std::string> drop_reasons_;
+};
+
+}  // namespace assay
