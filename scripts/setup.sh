@@ -59,7 +59,7 @@ install_python() {
   [ -e "$stamp" ] && return 0
   say "installing Python packages into .venv: $(grep -v '^#' tests/requirements.txt | tr '\n' ' ')"
   [ -x .venv/bin/python ] || "$python" -m venv .venv
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt >&2 ||
+  .venv/bin/python -m pip install -qq --disable-pip-version-check -r tests/requirements.txt >&2 ||
     die "pip could not install tests/requirements.txt into .venv"
   rm -f .venv/.installed-*
   touch "$stamp"
