@@ -61,8 +61,8 @@ struct Segment {
   uint64_t request = 0;
   int64_t first_position = 0;
   int64_t n_rows = 0;
-  int64_t first_row = 0;   // row of the tensor at which the segment begins
-  bool padding = false;    // rows that belong to no request
+  int64_t first_row = 0;  // row of the tensor at which the segment begins
+  bool padding = false;   // rows that belong to no request
   Stats stats;
   std::vector<RowCell> rows;    // n_rows entries or empty
   std::vector<HeadCell> heads;  // one a local head or empty

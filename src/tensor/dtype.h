@@ -30,7 +30,37 @@ enum class DType : uint8_t {
 };
 
 // Bits of one element in memory (4 for kF4E2M1); 0 for kInvalid and unknown numbers.
-int BitsOf(DType dtype);
+constexpr int BitsOf(DType dtype) {
+  switch (dtype) {
+    case DType::kF64:
+    case DType::kI64:
+    case DType::kU64:
+      return 64;
+    case DType::kF32:
+    case DType::kI32:
+    case DType::kU32:
+      return 32;
+    case DType::kF16:
+    case DType::kBF16:
+    case DType::kI16:
+    case DType::kU16:
+      return 16;
+    case DType::kF8E4M3FN:
+    case DType::kF8E5M2:
+    case DType::kF8E4M3FNUZ:
+    case DType::kF8E5M2FNUZ:
+    case DType::kF8E8M0:
+    case DType::kI8:
+    case DType::kU8:
+    case DType::kBool:
+      return 8;
+    case DType::kF4E2M1:
+      return 4;
+    case DType::kInvalid:
+      break;
+  }
+  return 0;
+}
 bool IsFloat(DType dtype);
 // Unit roundoff u of the type (half the gap above 1): 2^-53 f64, 2^-24 f32, 2^-11 f16, 2^-8 bf16, 2^-4 e4m3,
 // 2^-3 e5m2, 2^-1 e8m0, 2^-2 e2m1; 0 for integers.

@@ -1,0 +1,127 @@
+// What the driver (measure.cpp) asks of a kernel: add a stretch of contiguous, whole groups of one row to a segment.
+//
+// One implementation an instruction set (kernel_portable.cpp, kernel_avx2.cpp, kernel_avx512.cpp). Counts, extremes and
+// digest are the same bits on all of them; sum, sum of squares and sketch agree within the bounds of docs/numerics.md.
+// Groups that are cut (a shard's edge, a row's tail) go through AddPartialGroup, which all instruction sets share.
+#pragma once
+
+#include <cstdint>
+
+#include "stats/hash.h"
+#include "stats/measure.h"
+#include "stats/stats.h"
+#include "tensor/dtype.h"
+
+namespace assay {
+
+// Sums of a row, or of a head, within a segment. The sketch is the segment's folded to 16 buckets (bucket & 15); a row
+// cell folds it once more to 4 (bucket & 3).
+struct Cell {
+  double sum_sq = 0;
+  double sketch[kHeadSketchSize] = {};
+  uint64_t digest = 0;  // rows only: t = 0, salt of request 0
+  uint32_t nonfinite = 0;
+};
+
+// Row-major number of local column c of the row at hand: (c / inner) * outer_stride + base + c % inner. It grows with
+// c.
+struct IndexMap {
+  uint64_t base = 0;
+  uint64_t inner = 1;
+  uint64_t outer_stride = 1;
+
+  uint64_t At(uint64_t c) const { return c / inner * outer_stride + base + c % inner; }
+};
+
+// n_groups whole groups of one row, contiguous at data (any alignment). Neither `group` nor `row_group` runs over 2^32.
+struct Piece {
+  const uint8_t* data = nullptr;
+  DType dtype = DType::kInvalid;
+  bool sketch = true;
+  uint32_t n_groups = 0;
+  uint32_t group = 0;      // low 32 bits of the first group's number
+  Salt salt;               // of the request and the upper bits of the group number
+  uint32_t row_group = 0;  // the same for t = 0 ...
+  uint32_t row_salt = 0;   // ... and request 0: SaltOf(0, high).group
+  uint64_t column = 0;     // local column of the first element
+  IndexMap index;
+  Cell* row = nullptr;    // row cell or null
+  Cell* heads = nullptr;  // n_heads cells or null; every head covers head_groups whole groups, then comes the next
+  uint32_t n_heads = 0;
+  uint32_t head_groups = 0;
+  uint32_t head = 0;       // head of the first group ...
+  uint32_t head_left = 0;  // ... and how many groups of it are still to come, > 0
+};
+
+inline constexpr int kMatrixFloats = kBlockGroups * kLanes;
+
+// Running state of one segment, in the form that kernels like; Finish turns it into Stats. 64-byte aligned.
+struct alignas(64) Accumulator {
+  uint64_t count = 0;
+  uint64_t nan = 0;
+  uint64_t pos_inf = 0;
+  uint64_t neg_inf = 0;
+  uint64_t zero = 0;
+  uint64_t subnormal = 0;
+  uint64_t finite = 0;  // > 0: min, max, abs_max and abs_max_index are set
+  double min = 0;
+  double max = 0;
+  double abs_max = 0;
+  uint64_t abs_max_index = 0;
+  double sum = 0;
+  double sum_sq = 0;
+  uint64_t digest = 0;
+  double sketch[kSketchSize] = {};
+  // Scratch of kMatrixFloats floats, zero and 64-byte aligned, or null: a kernel may keep running sums of slots there,
+  // in a layout of its own, and adds them to sketch in Flush.
+  float* matrix = nullptr;
+  uint32_t matrix_layout = 0;            // kernel's own; 0: nothing in the matrix
+  uint32_t matrix_depth = 0;             // additions an entry may have seen since the last flush
+  uint64_t matrix_block = ~uint64_t{0};  // last block that was added
+
+  // Takes in a finite element; ties of abs_max go to the smaller row-major number.
+  void Extreme(double value, uint64_t index) {
+    const double magnitude = value < 0 ? -value : value;
+    if (finite == 0) {
+      min = max = value;
+      abs_max = magnitude;
+      abs_max_index = index;
+    } else {
+      if (value < min) min = value;
+      if (value > max) max = value;
+      if (magnitude > abs_max || (magnitude == abs_max && index < abs_max_index)) {
+        abs_max = magnitude;
+        abs_max_index = index;
+      }
+    }
+    ++finite;
+  }
+};
+
+struct Kernel {
+  void (*add)(const Piece& piece, Accumulator* acc);
+  void (*flush)(Accumulator* acc);  // empties the matrix into acc->sketch
+};
+
+extern const Kernel kPortableKernel;
+#if defined(ASSAY_HAVE_AVX2)
+extern const Kernel kAvx2Kernel;
+#endif
+#if defined(ASSAY_HAVE_AVX512)
+extern const Kernel kAvx512Kernel;
+#endif
+
+// The part of a piece that vector code cannot take: any dtype, non-finite or huge values. Adds groups [first, first +
+// n) of the piece to acc and to one row and one head cell (either may be null), in double.
+void AddGroupsPortable(const Piece& piece, uint32_t first, uint32_t n, Cell* row, Cell* head, Accumulator* acc);
+
+// A group of which only lanes [lane, lane + n) are here: element k of `data` is lane + k. piece gives group, salts,
+// column (of the first element here), index, row; heads are not touched. Lanes that are absent are zero bits in the
+// digest, and pairs of words without any present lane add nothing.
+void AddPartialGroup(const Piece& piece, int lane, int n, Accumulator* acc);
+
+// Head cells alone, for heads that do not begin and end with a group: n elements from lane `lane` of piece.group on;
+// the head of local column c is (c / inner) % n_heads. One element at a time.
+void AddUnalignedHeads(const Piece& piece, int lane, uint64_t n, uint64_t inner);
+
+}  // namespace assay

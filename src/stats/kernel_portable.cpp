@@ -1,0 +1,249 @@
+// Kernel in plain C++, in double: the reference of the vector kernels, and their way out for non-finite or huge values.
+#include <cstring>
+
+#include "stats/kernel.h"
+#include "tensor/decode.h"
+
+namespace assay {
+namespace {
+
+enum class Kind : uint8_t { kNormal, kZero, kSubnormal, kNan, kPosInf, kNegInf };
+
+// Bits of the significand field of a float format; -1: the type has no subnormals (integers, bool, e8m0).
+constexpr int MantissaBits(DType dtype) {
+  switch (dtype) {
+    case DType::kF64:
+      return 52;
+    case DType::kF32:
+      return 23;
+    case DType::kF16:
+      return 10;
+    case DType::kBF16:
+      return 7;
+    case DType::kF8E4M3FN:
+    case DType::kF8E4M3FNUZ:
+      return 3;
+    case DType::kF8E5M2:
+    case DType::kF8E5M2FNUZ:
+      return 2;
+    case DType::kF4E2M1:
+      return 1;
+    default:
+      return -1;
+  }
+}
+
+template <DType kType>
+Kind Classify(uint64_t bits, double value) {
+  if (value == 0) return Kind::kZero;
+  if (!(value - value == 0)) return value != value ? Kind::kNan : value > 0 ? Kind::kPosInf : Kind::kNegInf;
+  if constexpr (MantissaBits(kType) >= 0) {
+    constexpr uint64_t kMagnitude = (uint64_t{1} << (BitsOf(kType) - 1)) - 1;
+    if ((bits & kMagnitude) >> MantissaBits(kType) == 0) return Kind::kSubnormal;
+  }
+  return Kind::kNormal;
+}
+
+// The digest's share of one group: sum of products of word pairs, modulo 2^64. present has a bit for each word that
+// holds an element; a pair without any adds nothing.
+uint64_t DigestOf(const uint32_t* words, int n_words, uint32_t present, uint32_t g) {
+  uint64_t digest = 0;
+  for (int w = 0; w < n_words; w += 2) {
+    if ((present >> w & 3) == 0) continue;
+    const uint32_t even = words[w] + g + kDigestKeys[w];
+    const uint32_t odd = words[w + 1] + g + kDigestKeys[w + 1];
+    digest += uint64_t{even} * odd;
+  }
+  return digest;
+}
+
+template <DType kType>
+constexpr int kGroupBytes = BitsOf(kType);  // eight elements: as many bytes as an element has bits
+
+// One group: words is the group's image, zero where a lane is absent. Only lanes [lane, lane + n) are counted.
+template <DType kType>
+inline void AddGroup(const Piece& piece, uint32_t offset, const uint32_t* words, int lane, int n, uint64_t column,
+                     Cell* row, Cell* head, Accumulator* acc) {
+  constexpr int kBits = BitsOf(kType);
+  constexpr int kWords = kGroupBytes<kType> <= 4 ? 2 : kGroupBytes<kType> / 4;  // e2m1: the second word is zero
+  const uint32_t group = piece.group + offset;
+  const uint32_t g = GroupHash(group, piece.salt.group);
+  uint32_t present = 0;
+  if (n == kLanes) {
+    present = kWords == 32 ? ~0u : (1u << kWords) - 1;
+  } else {
+    for (int j = lane; j < lane + n; ++j) {
+      for (int w = j * kBits / 32; w <= (j * kBits + kBits - 1) / 32; ++w) present |= 1u << w;
+    }
+  }
+  if (piece.sketch) acc->digest += DigestOf(words, kWords, present, g);
+  if (row && piece.sketch)
+    row->digest += DigestOf(words, kWords, present, GroupHash(piece.row_group + offset, piece.row_salt));
+  const uint32_t slot = (group & 0xff) ^ SlotRotation(group, piece.salt);
+  const uint32_t minus = kSketchTable.minus[slot] ^ (g >> 31 ? 0xffu : 0u);
+  for (int j = lane; j < lane + n; ++j) {
+    const uint64_t bits = LoadBits(words, j, kType);
+    const double value = DecodeBits(bits, kType);
+    switch (Classify<kType>(bits, value)) {
+      case Kind::kNan:
+        ++acc->nan;
+        break;
+      case Kind::kPosInf:
+        ++acc->pos_inf;
+        break;
+      case Kind::kNegInf:
+        ++acc->neg_inf;
+        break;
+      case Kind::kZero:
+        ++acc->zero;
+        acc->Extreme(0, piece.index.At(column + static_cast<uint64_t>(j - lane)));
+        continue;
+      case Kind::kSubnormal:
+        ++acc->subnormal;
+        [[fallthrough]];
+      case Kind::kNormal: {
+        acc->Extreme(value, piece.index.At(column + static_cast<uint64_t>(j - lane)));
+        acc->sum += value;
+        acc->sum_sq += value * value;
+        const uint32_t bucket = kSketchTable.bucket[slot][j];
+        const double term = minus >> j & 1 ? -value : value;
+        if (piece.sketch) acc->sketch[bucket] += term;
+        if (row) {
+          row->sum_sq += value * value;
+          if (piece.sketch) row->sketch[bucket & 15] += term;
+        }
+        if (head) {
+          head->sum_sq += value * value;
+          if (piece.sketch) head->sketch[bucket & 15] += term;
+        }
+        continue;
+      }
+    }
+    if (row) ++row->nonfinite;
+    if (head) ++head->nonfinite;
+  }
+  acc->count += static_cast<uint64_t>(n);
+}
+
+template <DType kType>
+void AddGroupsAs(const Piece& piece, uint32_t first, uint32_t n, Cell* row, Cell* head, Accumulator* acc) {
+  for (uint32_t q = first; q < first + n; ++q) {
+    uint32_t words[kDigestWords] = {};
+    std::memcpy(words, piece.data + uint64_t{q} * kGroupBytes<kType>, kGroupBytes<kType>);
+    AddGroup<kType>(piece, q, words, 0, kLanes, piece.column + uint64_t{q} * kLanes, row, head, acc);
+  }
+}
+
+template <DType kType>
+void AddPartialAs(const Piece& piece, int lane, int n, Accumulator* acc) {
+  uint32_t words[kDigestWords] = {};
+  uint8_t* image = reinterpret_cast<uint8_t*>(words);
+  if constexpr (kType == DType::kF4E2M1) {
+    for (int k = 0; k < n; ++k) {
+      const uint64_t nibble = LoadBits(piece.data, k, kType);
+      image[(lane + k) >> 1] = static_cast<uint8_t>(image[(lane + k) >> 1] | nibble << ((lane + k) & 1) * 4);
+    }
+  } else {
+    std::memcpy(image + lane * (BitsOf(kType) / 8), piece.data, static_cast<size_t>(n * (BitsOf(kType) / 8)));
+  }
+  AddGroup<kType>(piece, 0, words, lane, n, piece.column, piece.row, nullptr, acc);
+}
+
+template <DType kType>
+void AddHeadsAs(const Piece& piece, int lane, uint64_t n, uint64_t inner) {
+  for (uint64_t k = 0; k < n; ++k) {
+    const uint64_t lanes = static_cast<uint64_t>(lane) + k;
+    const double value = DecodeBits(LoadBits(piece.data, static_cast<int64_t>(k), kType), kType);
+    Cell& head = piece.heads[(piece.column + k) / inner % piece.n_heads];
+    if (!(value - value == 0)) {
+      ++head.nonfinite;
+      continue;
+    }
+    head.sum_sq += value * value;
+    if (!piece.sketch) continue;
+    const uint32_t group = piece.group + static_cast<uint32_t>(lanes / kLanes);
+    const uint32_t slot = (group & 0xff) ^ SlotRotation(group, piece.salt);
+    const uint32_t j = lanes % kLanes;
+    const bool minus = (kSketchTable.minus[slot] >> j & 1) != GroupHash(group, piece.salt.group) >> 31;
+    head.sketch[kSketchTable.bucket[slot][j] & 15] += minus ? -value : value;
+  }
+}
+
+using GroupsFunction = void (*)(const Piece&, uint32_t, uint32_t, Cell*, Cell*, Accumulator*);
+using HeadsFunction = void (*)(const Piece&, int, uint64_t, uint64_t);
+using PartialFunction = void (*)(const Piece&, int, int, Accumulator*);
+
+struct Functions {
+  GroupsFunction groups = nullptr;
+  PartialFunction partial = nullptr;
+  HeadsFunction heads = nullptr;
+};
+
+template <DType kType>
+constexpr Functions FunctionsOf() {
+  return {AddGroupsAs<kType>, AddPartialAs<kType>, AddHeadsAs<kType>};
+}
+
+Functions Select(DType dtype) {
+  switch (dtype) {
+#define ASSAY_CASE(type) \
+  case DType::type:      \
+    return FunctionsOf<DType::type>();
+    ASSAY_CASE(kF64)
+    ASSAY_CASE(kF32)
+    ASSAY_CASE(kF16)
+    ASSAY_CASE(kBF16)
+    ASSAY_CASE(kF8E4M3FN)
+    ASSAY_CASE(kF8E5M2)
+    ASSAY_CASE(kF8E4M3FNUZ)
+    ASSAY_CASE(kF8E5M2FNUZ)
+    ASSAY_CASE(kF8E8M0)
+    ASSAY_CASE(kF4E2M1)
+    ASSAY_CASE(kI64)
+    ASSAY_CASE(kI32)
+    ASSAY_CASE(kI16)
+    ASSAY_CASE(kI8)
+    ASSAY_CASE(kU64)
+    ASSAY_CASE(kU32)
+    ASSAY_CASE(kU16)
+    ASSAY_CASE(kU8)
+    ASSAY_CASE(kBool)
+#undef ASSAY_CASE
+    case DType::kInvalid:
+      break;
+  }
+  return {};
+}
+
+void AddPortable(const Piece& piece, Accumulator* acc) {
+  uint32_t done = 0;
+  uint32_t head = piece.head;
+  uint32_t left = piece.heads ? piece.head_left : piece.n_groups;
+  while (done < piece.n_groups) {
+    const uint32_t n = left < piece.n_groups - done ? left : piece.n_groups - done;
+    AddGroupsPortable(piece, done, n, piece.row, piece.heads ? piece.heads + head : nullptr, acc);
+    done += n;
+    head = head + 1 == piece.n_heads ? 0 : head + 1;
+    left = piece.head_groups;
+  }
+}
+
+void FlushNothing(Accumulator*) {}
+
+}  // namespace
+
+void AddGroupsPortable(const Piece& piece, uint32_t first, uint32_t n, Cell* row, Cell* head, Accumulator* acc) {
+  Select(piece.dtype).groups(piece, first, n, row, head, acc);
+}
+
+void AddPartialGroup(const Piece& piece, int lane, int n, Accumulator* acc) {
+  Select(piece.dtype).partial(piece, lane, n, acc);
+}
+
+void AddUnalignedHeads(const Piece& piece, int lane, uint64_t n, uint64_t inner) {
+  Select(piece.dtype).heads(piece, lane, n, inner);
+}
+
+const Kernel kPortableKernel = {AddPortable, FlushNothing};
+
+}  // namespace assay

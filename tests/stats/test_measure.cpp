@@ -1,0 +1,310 @@
+// Measure against the definition (reference.h) over dtypes, shapes, strides, layouts and instruction sets.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <random>
+#include <string>
+
+#include "reference.h"
+#include "stats/float_environment.h"
+#include "stats/measure.h"
+
+namespace assay {
+namespace {
+
+using testing::MeasureReference;
+using testing::Reference;
+
+std::vector<Isa> UsableIsas() {
+  std::vector<Isa> isas;
+  for (Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512}) {
+    if (IsaUsable(isa)) isas.push_back(isa);
+  }
+  return isas;
+}
+
+// What the elements look like: patterns of bits, so that every dtype gets its own special values.
+enum class Fill { kRandomBits, kModest, kZeros, kConstant };
+
+std::vector<uint8_t> MakeData(DType dtype, int64_t n, Fill fill, uint32_t seed) {
+  std::mt19937 rng(seed);
+  std::vector<uint8_t> bytes(static_cast<size_t>(n * 8 + 64));
+  if (fill == Fill::kRandomBits) {
+    for (uint8_t& b : bytes) b = static_cast<uint8_t>(rng());
+  } else if (fill != Fill::kZeros) {
+    std::normal_distribution<float> normal;
+    for (int64_t k = 0; k < n; ++k) {
+      const float value = fill == Fill::kConstant ? 0.7f : normal(rng);
+      const uint32_t f32 = std::bit_cast<uint32_t>(value);
+      if (dtype == DType::kF32) {
+        std::memcpy(bytes.data() + k * 4, &f32, 4);
+      } else if (dtype == DType::kBF16) {
+        const uint16_t b = static_cast<uint16_t>(f32 >> 16);
+        std::memcpy(bytes.data() + k * 2, &b, 2);
+      } else if (dtype == DType::kF64) {
+        const double d = static_cast<double>(value);
+        std::memcpy(bytes.data() + k * 8, &d, 8);
+      } else if (dtype == DType::kF16) {
+        const uint16_t h = static_cast<uint16_t>(0x3000 + rng() % 0x0c00 + (rng() & 1) * 0x8000);
+        std::memcpy(bytes.data() + k * 2, &h, 2);
+      } else {
+        const uint64_t bits = rng() & 0x3f;
+        std::memcpy(bytes.data() + k * BitsOf(dtype) / 8, &bits, static_cast<size_t>(std::max(1, BitsOf(dtype) / 8)));
+      }
+    }
+  }
+  return bytes;
+}
+
+// Bounds of docs/numerics.md. sum and sum_sq: double additions, n of them at most. Sketch: float32 running sums of at
+// most 256 additions each before they are added in double.
+void ExpectSums(const Stats& got, const Reference& want, const std::string& what) {
+  const double n = static_cast<double>(want.stats.count);
+  // Random f64 patterns reach 1e308: their sums may leave the range, and then say so by being infinite or NaN.
+  if (!std::isfinite(static_cast<double>(want.sum_abs))) return;
+  EXPECT_LE(std::abs(got.sum - static_cast<double>(want.sum)), n * 0x1p-53 * static_cast<double>(want.sum_abs)) << what;
+  if (std::isfinite(static_cast<double>(want.sum_sq))) {
+    EXPECT_LE(std::abs(got.sum_sq - static_cast<double>(want.sum_sq)),
+              (n + 1) * 0x1p-53 * static_cast<double>(want.sum_sq))
+        << what;
+  }
+  for (int k = 0; k < kSketchSize; ++k) {
+    EXPECT_LE(std::abs(got.sketch[k] - static_cast<double>(want.sketch[k])),
+              (256 * 0x1p-24 + n * 0x1p-53) * static_cast<double>(want.sketch_abs[k]))
+        << what << " bucket " << k;
+  }
+}
+
+void ExpectSegment(const Segment& got, const Reference& want, const LogicalLayout& logical,
+                   const MeasureOptions& options, const std::string& what) {
+  const Stats& a = got.stats;
+  const Stats& b = want.stats;
+  EXPECT_EQ(a.count, b.count) << what;
+  EXPECT_EQ(a.nan, b.nan) << what;
+  EXPECT_EQ(a.pos_inf, b.pos_inf) << what;
+  EXPECT_EQ(a.neg_inf, b.neg_inf) << what;
+  EXPECT_EQ(a.zero, b.zero) << what;
+  EXPECT_EQ(a.subnormal, b.subnormal) << what;
+  EXPECT_EQ(a.digest, b.digest) << what;
+  if (b.count == b.nonfinite()) {
+    EXPECT_TRUE(std::isnan(a.min) && std::isnan(a.max) && std::isnan(a.abs_max)) << what;
+  } else {
+    EXPECT_EQ(std::bit_cast<uint64_t>(a.min), std::bit_cast<uint64_t>(b.min)) << what;
+    EXPECT_EQ(std::bit_cast<uint64_t>(a.max), std::bit_cast<uint64_t>(b.max)) << what;
+    EXPECT_EQ(a.abs_max, b.abs_max) << what;
+    EXPECT_EQ(a.abs_max_index, b.abs_max_index) << what;
+  }
+  ExpectSums(a, want, what);
+  if (logical.row_axis >= 0 && options.row_grid) {
+    ASSERT_EQ(got.rows.size(), static_cast<size_t>(got.n_rows)) << what;
+    for (int64_t r = 0; r < got.n_rows; ++r) {
+      const RowCell& cell = got.rows[static_cast<size_t>(r)];
+      auto it = want.rows.find(got.first_row + r);
+      const testing::ReferenceCell empty;
+      const testing::ReferenceCell& ref = it == want.rows.end() ? empty : it->second;
+      EXPECT_EQ(cell.digest, ref.digest) << what << " row " << r;
+      EXPECT_EQ(cell.nonfinite, ref.nonfinite) << what << " row " << r;
+      const double norm_sq = static_cast<double>(ref.sum_sq);
+      if (!std::isfinite(norm_sq)) continue;
+      const double n = static_cast<double>(b.count);
+      EXPECT_LE(std::abs(cell.sum_sq - norm_sq), (n + 1) * 0x1p-53 * norm_sq) << what << " row " << r;
+      for (int k = 0; k < kRowSketchSize; ++k) {
+        long double folded = 0;
+        for (int q = k; q < kSketchSize; q += kRowSketchSize) folded += ref.sketch[q];
+        EXPECT_LE(std::abs(cell.sketch[k] - static_cast<double>(folded)), 256 * 0x1p-24 * std::sqrt(norm_sq * n))
+            << what << " row " << r;
+      }
+    }
+  }
+  if (logical.head_axis >= 0 && options.head_grid) {
+    for (size_t h = 0; h < got.heads.size(); ++h) {
+      const HeadCell& cell = got.heads[h];
+      auto it = want.heads.find(static_cast<int64_t>(h));
+      const testing::ReferenceCell empty;
+      const testing::ReferenceCell& ref = it == want.heads.end() ? empty : it->second;
+      EXPECT_EQ(cell.nonfinite, ref.nonfinite) << what << " head " << h;
+      const double norm_sq = static_cast<double>(ref.sum_sq);
+      if (!std::isfinite(norm_sq)) continue;
+      const double n = static_cast<double>(b.count);
+      EXPECT_LE(std::abs(cell.sum_sq - norm_sq), (n + 1) * 0x1p-53 * norm_sq) << what << " head " << h;
+      for (int k = 0; k < kHeadSketchSize; ++k) {
+        long double folded = 0;
+        for (int q = k; q < kSketchSize; q += kHeadSketchSize) folded += ref.sketch[q];
+        EXPECT_LE(std::abs(cell.sketch[k] - static_cast<double>(folded)), 256 * 0x1p-24 * std::sqrt(norm_sq * n))
+            << what << " head " << h;
+      }
+    }
+  }
+}
+
+// Measures on every instruction set and compares with the definition, segment by segment.
+void Check(const TensorView& view, const LogicalLayout& logical, const std::string& what) {
+  for (Isa isa : UsableIsas()) {
+    MeasureOptions options;
+    options.isa = isa;
+    std::vector<Segment> segments;
+    const std::string where = what + " " + std::string(NameOf(view.dtype)) + " " + NameOf(isa);
+    const Status status = Measure(view, logical, options, &segments);
+    ASSERT_TRUE(status.ok()) << where << ": " << status.message();
+    if (logical.row_axis < 0) {
+      ASSERT_EQ(segments.size(), 1u);
+      const int64_t rows = view.rank() >= 2 ? view.shape[0] : 1;
+      ExpectSegment(segments[0], MeasureReference(view, logical, 0, 0, rows, logical.row_offset), logical, options,
+                    where);
+      continue;
+    }
+    for (const Segment& s : segments) {
+      ExpectSegment(s, MeasureReference(view, logical, s.request, s.first_row, s.n_rows, s.first_position), logical,
+                    options, where + " segment at " + std::to_string(s.first_position));
+    }
+  }
+}
+
+constexpr DType kAll[] = {DType::kF64,    DType::kF32,    DType::kF16,        DType::kBF16,       DType::kF8E4M3FN,
+                          DType::kF8E5M2, DType::kI64,    DType::kF8E4M3FNUZ, DType::kF8E5M2FNUZ, DType::kF8E8M0,
+                          DType::kI32,    DType::kF4E2M1, DType::kI16,        DType::kI8,         DType::kU64,
+                          DType::kU32,    DType::kU16,    DType::kU8,         DType::kBool};
+
+TEST(Measure, EveryLengthOfAContiguousVectorAgreesWithTheDefinition) {
+  for (DType dtype : kAll) {
+    for (Fill fill : {Fill::kRandomBits, Fill::kModest, Fill::kZeros}) {
+      const std::vector<uint8_t> bytes = MakeData(dtype, 700, fill, 3);
+      for (int64_t n : {1, 2, 7, 8, 9, 15, 16, 17, 24, 31, 33, 64, 130, 131, 257, 600}) {
+        const int64_t stride = 1;
+        Check({bytes.data(), dtype, {&n, 1}, {&stride, 1}, 0}, {}, "vector of " + std::to_string(n));
+      }
+    }
+  }
+}
+
+TEST(Measure, LargeMatrixUsesTheRunningSumsAndAgrees) {
+  for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kF64, DType::kF8E4M3FN, DType::kI8, DType::kI32}) {
+    for (Fill fill : {Fill::kModest, Fill::kConstant, Fill::kRandomBits}) {
+      const int64_t shape[] = {61, 1000}, strides[] = {1000, 1};
+      const std::vector<uint8_t> bytes = MakeData(dtype, 61000, fill, 9);
+      const RowRun runs[] = {{77, 0, 61, 3, false}};
+      LogicalLayout logical;
+      logical.row_axis = 0;
+      logical.runs = runs;
+      Check({bytes.data(), dtype, shape, strides, 0}, logical, "matrix");
+    }
+  }
+}
+
+TEST(Measure, HeadsAndShardsOfATokenTensorAgree) {
+  for (DType dtype : kAll) {
+    const std::vector<uint8_t> bytes = MakeData(dtype, 20000, Fill::kRandomBits, 21);
+    for (int64_t d : {6, 8, 16, 64, 72}) {
+      const int64_t shape[] = {9, 4, d}, strides[] = {4 * d, d, 1};
+      const RowRun runs[] = {{5, 0, 3, 62, false}, {6, 4, 5, 0, true}};
+      LogicalLayout logical;
+      logical.row_axis = 0;
+      logical.head_axis = 1;
+      logical.runs = runs;
+      logical.full_cols = 12 * d;
+      logical.col_offset = 4 * d;
+      Check({bytes.data(), dtype, shape, strides, 0}, logical, "heads of " + std::to_string(d));
+      logical.full_cols = 12 * d + 5;
+      logical.col_offset = 4 * d + 3;
+      Check({bytes.data(), dtype, shape, strides, 0}, logical, "cut groups, heads of " + std::to_string(d));
+    }
+  }
+}
+
+TEST(Measure, StridedBroadcastAndNegativeViewsAgree) {
+  for (DType dtype : kAll) {
+    const std::vector<uint8_t> bytes = MakeData(dtype, 8000, Fill::kRandomBits, 33);
+    const int64_t shape[] = {3, 5, 70};
+    const RowRun runs[] = {{1, 0, 5, 100, false}};
+    const int64_t sets[][3] = {{350, 70, 1},  {0, 70, 1},    {70, 210, 1},   {1, 3, 15}, {350, 0, 1},
+                               {700, 140, 2}, {350, -70, 1}, {-350, 70, -1}, {0, 0, 0}};
+    for (const auto& strides : sets) {
+      int64_t offset = 0;
+      for (int a = 0; a < 3; ++a) offset -= strides[a] < 0 ? strides[a] * (shape[a] - 1) : 0;
+      LogicalLayout logical;
+      logical.runs = runs;
+      logical.row_axis = 1;
+      logical.head_axis = 0;
+      const std::string what =
+          std::to_string(strides[0]) + "," + std::to_string(strides[1]) + "," + std::to_string(strides[2]);
+      for (int64_t shift : {0, 1}) Check({bytes.data(), dtype, shape, strides, offset + shift}, logical, what);
+      logical = {};
+      logical.row_offset = 7;
+      Check({bytes.data(), dtype, shape, strides, offset}, logical, what + " without rows");
+    }
+  }
+}
+
+TEST(Measure, EmptyAndRankZeroViewsAreOneSegment) {
+  const float one = -2.5f;
+  std::vector<Segment> segments;
+  ASSERT_TRUE(Measure({&one, DType::kF32, {}, {}, 0}, {}, {}, &segments).ok());
+  ASSERT_EQ(segments.size(), 1u);
+  EXPECT_EQ(segments[0].stats.count, 1u);
+  EXPECT_EQ(segments[0].stats.sum, -2.5);
+  EXPECT_EQ(segments[0].stats.sum_sq, 6.25);
+  const int64_t shape[] = {4, 0}, strides[] = {0, 1};
+  ASSERT_TRUE(Measure({nullptr, DType::kF32, shape, strides, 0}, {}, {}, &segments).ok());
+  ASSERT_EQ(segments.size(), 1u);
+  EXPECT_EQ(segments[0].stats.count, 0u);
+  EXPECT_TRUE(std::isnan(segments[0].stats.min));
+  EXPECT_EQ(segments[0].stats.digest, 0u);
+}
+
+TEST(Measure, SegmentsAreCutAtMultiplesOfTheSegmentLength) {
+  std::vector<float> data(200 * 8, 1.0f);
+  const int64_t shape[] = {200, 8}, strides[] = {8, 1};
+  const RowRun runs[] = {{9, 0, 150, 50, false}, {0, 150, 50, 0, true}};
+  LogicalLayout logical;
+  logical.row_axis = 0;
+  logical.runs = runs;
+  std::vector<Segment> s;
+  ASSERT_TRUE(Measure({data.data(), DType::kF32, shape, strides, 0}, logical, {}, &s).ok());
+  ASSERT_EQ(s.size(), 5u);
+  const int64_t want[][3] = {{50, 14, 0}, {64, 64, 14}, {128, 64, 78}, {192, 8, 142}, {0, 50, 150}};
+  for (int k = 0; k < 5; ++k) {
+    EXPECT_EQ(s[k].first_position, want[k][0]);
+    EXPECT_EQ(s[k].n_rows, want[k][1]);
+    EXPECT_EQ(s[k].first_row, want[k][2]);
+    EXPECT_EQ(s[k].padding, k == 4);
+    EXPECT_EQ(s[k].request, k == 4 ? 0u : 9u);
+    EXPECT_EQ(s[k].stats.count, static_cast<uint64_t>(want[k][1] * 8));
+  }
+}
+
+TEST(Measure, WhatDoesNotFitTogetherIsAUsageError) {
+  std::vector<float> data(64);
+  const int64_t shape[] = {8, 8}, strides[] = {8, 1}, negative[] = {8, -1}, huge[] = {INT64_MAX, 8};
+  std::vector<Segment> s;
+  auto code = [&](const TensorView& view, const LogicalLayout& l) { return Measure(view, l, {}, &s).code(); };
+  const TensorView good{data.data(), DType::kF32, shape, strides, 0};
+  LogicalLayout l;
+  EXPECT_EQ(code({nullptr, DType::kF32, shape, strides, 0}, l), Code::kUsage);
+  EXPECT_EQ(code({data.data(), DType::kInvalid, shape, strides, 0}, l), Code::kUsage);
+  EXPECT_EQ(code({data.data(), DType::kF32, shape, {strides, 1}, 0}, l), Code::kUsage);
+  EXPECT_EQ(code({data.data(), DType::kF32, negative, strides, 0}, l), Code::kUsage);
+  EXPECT_EQ(code({data.data(), DType::kF32, huge, strides, 0}, l), Code::kUsage);
+  l.row_axis = 2;
+  EXPECT_EQ(code(good, l), Code::kUsage);
+  l = {};
+  l.head_axis = 0;
+  EXPECT_EQ(code(good, l), Code::kUsage);
+  l = {};
+  l.full_cols = 12;
+  l.col_offset = 5;
+  EXPECT_EQ(code(good, l), Code::kUsage);
+  l = {};
+  l.row_axis = 0;
+  const RowRun outside[] = {{0, 5, 4, 0, false}};
+  l.runs = outside;
+  EXPECT_EQ(code(good, l), Code::kUsage);
+  const RowRun far[] = {{0, 0, 4, INT64_MAX - 2, false}};
+  l.runs = far;
+  EXPECT_EQ(code(good, l), Code::kUsage);
+  l.runs = {};
+  l.segment_rows = 0;
+  EXPECT_EQ(code(good, l), Code::kUsage);
+}
+
+}  // namespace
+}  // namespace assay
