@@ -1,0 +1,203 @@
+#include "model/gemm.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#ifdef ASSAY_HAVE_BLAS
+#include <cblas.h>
+#endif
+
+namespace assay {
+namespace {
+
+// Lanes of a dot product: independent partial sums that the compiler keeps in vector registers (without -ffast-math it
+// may not reorder one sum). 64 bytes of floats fill one AVX-512 or two AVX registers; two sets hide the latency of add.
+constexpr int kLanes = 32;
+
+template <class T>
+T Dot(const T* a, const T* b, int64_t k) {
+  T lanes[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= k; i += kLanes) {
+    for (int j = 0; j < kLanes; ++j) lanes[j] += a[i + j] * b[i + j];
+  }
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int j = 0; j < width; ++j) lanes[j] += lanes[j + width];
+  }
+  T sum = lanes[0];
+  for (; i < k; ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+// Rows of w in the outer loop: each is read from memory once and meets all rows of x, which stay in cache.
+template <class T>
+void PlainLinear(const T* x, int64_t ldx, const T* w, int64_t ldw, T* y, int64_t ldy, int64_t m, int64_t n, int64_t k,
+                 bool accumulate) {
+  constexpr int64_t kRowBlock = 16;
+  for (int64_t m0 = 0; m0 < m; m0 += kRowBlock) {
+    const int64_t m1 = std::min(m, m0 + kRowBlock);
+    for (int64_t c = 0; c < n; ++c) {
+      for (int64_t r = m0; r < m1; ++r) {
+        const T dot = Dot(x + r * ldx, w + c * ldw, k);
+        T& out = y[r * ldy + c];
+        out = accumulate ? out + dot : dot;
+      }
+    }
+  }
+}
+
+#ifdef ASSAY_HAVE_BLAS
+constexpr int64_t kMaxBlasSize = INT32_MAX;  // blasint of the usual builds
+
+bool BlasFits(int64_t ldx, int64_t ldw, int64_t ldy, int64_t m, int64_t n, int64_t k) {
+  return std::max({ldx, ldw, ldy, m, n, k}) <= kMaxBlasSize;
+}
+
+void BlasLinear(const float* x, int64_t ldx, const float* w, int64_t ldw, float* y, int64_t ldy, int64_t m, int64_t n,
+                int64_t k, bool accumulate) {
+  cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, static_cast<blasint>(m), static_cast<blasint>(n),
+              static_cast<blasint>(k), 1.0f, x, static_cast<blasint>(ldx), w, static_cast<blasint>(ldw),
+              accumulate ? 1.0f : 0.0f, y, static_cast<blasint>(ldy));
+}
+
+void BlasLinear(const double* x, int64_t ldx, const double* w, int64_t ldw, double* y, int64_t ldy, int64_t m,
+                int64_t n, int64_t k, bool accumulate) {
+  cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasTrans, static_cast<blasint>(m), static_cast<blasint>(n),
+              static_cast<blasint>(k), 1.0, x, static_cast<blasint>(ldx), w, static_cast<blasint>(ldw),
+              accumulate ? 1.0 : 0.0, y, static_cast<blasint>(ldy));
+}
+#endif
+
+template <class T>
+void LinearOf(const T* x, int64_t ldx, const T* w, int64_t ldw, T* y, int64_t ldy, int64_t m, int64_t n, int64_t k,
+              bool accumulate) {
+  if (m <= 0 || n <= 0) return;
+#ifdef ASSAY_HAVE_BLAS
+  // One row is bound by reading w, which the plain loop does as fast and without packing.
+  if (m > 1 && k > 0 && BlasFits(ldx, ldw, ldy, m, n, k)) {
+    return BlasLinear(x, ldx, w, ldw, y, ldy, m, n, k, accumulate);
+  }
+#endif
+  PlainLinear(x, ldx, w, ldw, y, ldy, m, n, k, accumulate);
+}
+
+// Uniform in [-1, 1) from a fixed seed (splitmix64).
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+  double next() {
+    state_ += 0x9e3779b97f4a7c15u;
+    uint64_t z = state_;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    z ^= z >> 31;
+    return static_cast<double>(z >> 11) * 0x1p-52 - 1.0;
+  }
+
+ private:
+  uint64_t state_;
+};
+
+template <class T>
+Status CheckShape(int64_t m, int64_t n, int64_t k, bool accumulate, uint64_t seed, const char* type) {
+  Random random(seed);
+  // Rows longer than the matrix, so that a product that ignores the leading dimension is caught.
+  const int64_t ldx = k + 3, ldw = k + 1, ldy = n + 2;
+  std::vector<T> x(static_cast<size_t>(m * ldx)), w(static_cast<size_t>(n * ldw)), y(static_cast<size_t>(m * ldy));
+  for (auto* v : {&x, &w, &y}) {
+    for (T& e : *v) e = static_cast<T>(random.next());
+  }
+  const std::vector<T> before = y;
+  LinearOf(x.data(), ldx, w.data(), ldw, y.data(), ldy, m, n, k, accumulate);
+  const long double u = sizeof(T) == 4 ? 0x1p-24L : 0x1p-53L;
+  for (int64_t r = 0; r < m; ++r) {
+    for (int64_t c = 0; c < ldy; ++c) {
+      const size_t at = static_cast<size_t>(r * ldy + c);
+      long double exact = 0, magnitude = 0;
+      int64_t terms = 0;
+      if (c < n) {
+        if (accumulate) {
+          exact = before[at];
+          magnitude = std::fabs(exact);
+        }
+        for (int64_t i = 0; i < k; ++i) {
+          const long double p = static_cast<long double>(x[static_cast<size_t>(r * ldx + i)]) *
+                                static_cast<long double>(w[static_cast<size_t>(c * ldw + i)]);
+          exact += p;
+          magnitude += std::fabs(p);
+        }
+        terms = k + 1;
+      } else {
+        exact = before[at];  // between the rows: must not be touched
+      }
+      const long double n_u = static_cast<long double>(terms) * u, bound = n_u / (1 - n_u) * magnitude;
+      const long double error = std::fabs(static_cast<long double>(y[at]) - exact);
+      if (!(error <= bound)) {
+        return Status::Environment("matrix products of this machine are wrong: " + GemmDescription() + ", " + type +
+                                   ", m " + std::to_string(m) + " n " + std::to_string(n) + " k " + std::to_string(k) +
+                                   ", element (" + std::to_string(r) + ", " + std::to_string(c) + ") is off by " +
+                                   std::to_string(static_cast<double>(error)) + ", bound " +
+                                   std::to_string(static_cast<double>(bound)) +
+                                   "; update OpenBLAS or set OPENBLAS_CORETYPE to an older core (Haswell)");
+      }
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+void Linear(const float* x, int64_t ldx, const float* w, int64_t ldw, float* y, int64_t ldy, int64_t m, int64_t n,
+            int64_t k, bool accumulate) {
+  LinearOf(x, ldx, w, ldw, y, ldy, m, n, k, accumulate);
+}
+
+void Linear(const double* x, int64_t ldx, const double* w, int64_t ldw, double* y, int64_t ldy, int64_t m, int64_t n,
+            int64_t k, bool accumulate) {
+  LinearOf(x, ldx, w, ldw, y, ldy, m, n, k, accumulate);
+}
+
+void SetGemmThreads(int threads) {
+#if defined(ASSAY_HAVE_BLAS) && defined(OPENBLAS_VERSION)
+  openblas_set_num_threads(std::max(1, threads));
+#else
+  static_cast<void>(threads);
+#endif
+}
+
+std::string GemmDescription() {
+#if defined(ASSAY_HAVE_BLAS) && defined(OPENBLAS_VERSION)
+  const int threads = openblas_get_num_threads();
+  std::string config = openblas_get_config();
+  const size_t digits = config.find_first_of("0123456789");
+  const std::string version =
+      digits == std::string::npos ? "" : config.substr(digits, config.find(' ', digits) - digits);
+  return "OpenBLAS " + version + " (" + openblas_get_corename() + ", " + std::to_string(threads) +
+         (threads == 1 ? " thread)" : " threads)");
+#elif defined(ASSAY_HAVE_BLAS)
+  return "BLAS";
+#else
+  return "built-in loops";
+#endif
+}
+
+Status CheckGemm() {
+  // Below, at and beyond the block sizes of the usual kernels, tails in every dimension, and long sums.
+  struct Shape {
+    int64_t m, n, k;
+  };
+  constexpr Shape kShapes[] = {{1, 1, 1},     {1, 64, 257}, {2, 3, 5},     {4, 16, 16},  {7, 33, 65},
+                               {16, 48, 256}, {33, 17, 31}, {64, 65, 128}, {3, 5, 2047}, {5, 130, 77}};
+  uint64_t seed = 1;
+  for (const Shape& s : kShapes) {
+    for (const bool accumulate : {false, true}) {
+      ASSAY_RETURN_IF_ERROR(CheckShape<float>(s.m, s.n, s.k, accumulate, seed++, "float"));
+      ASSAY_RETURN_IF_ERROR(CheckShape<double>(s.m, s.n, s.k, accumulate, seed++, "double"));
+    }
+  }
+  return {};
+}
+
+}  // namespace assay
