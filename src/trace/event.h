@@ -13,7 +13,16 @@
 
 namespace assay {
 
-enum class Phase : uint8_t { kUnknown = 0, kPrefill = 1, kDecode = 2, kMixed = 3, kWarmup = 4, kDummy = 5, kCapture = 6, kLoad = 7 };
+enum class Phase : uint8_t {
+  kUnknown = 0,
+  kPrefill = 1,
+  kDecode = 2,
+  kMixed = 3,
+  kWarmup = 4,
+  kDummy = 5,
+  kCapture = 6,
+  kLoad = 7
+};
 std::string_view NameOf(Phase phase);
 Phase ParsePhase(std::string_view name);  // kUnknown for an unknown name
 
@@ -21,8 +30,8 @@ using Metadata = std::vector<std::pair<std::string, std::string>>;
 
 // One site of one process; written once, referred to by id.
 struct SiteInfo {
-  uint32_t id = 0;          // unique in one trace file, from 0
-  std::string name;         // canonical, with the layer and without a shard suffix: "layers.3.attn.q", "….o_proj.partial"
+  uint32_t id = 0;   // unique in one trace file, from 0
+  std::string name;  // canonical, with the layer and without a shard suffix: "layers.3.attn.q", "….o_proj.partial"
   std::string engine_name;  // the engine's own name, may be empty
   std::string axes;         // "T H d"; empty when unknown
 };
@@ -37,9 +46,9 @@ struct Shard {
 
 // A stored copy of a tensor or of some of its rows: payloads/<sha256 in hex>, contiguous, row-major, little-endian.
 struct PayloadRef {
-  std::string sha256;             // 64 hex digits; empty: none
+  std::string sha256;  // 64 hex digits; empty: none
   uint64_t size_bytes = 0;
-  std::vector<int64_t> rows;      // sampled rows of the tensor; empty: all of it
+  std::vector<int64_t> rows;  // sampled rows of the tensor; empty: all of it
 };
 
 enum EventFlags : uint32_t {
@@ -53,16 +62,17 @@ struct Event {
   uint64_t time_ns = 0;   // CLOCK_REALTIME
   uint32_t site = 0;      // SiteInfo::id
   int32_t rank = 0;
-  int64_t step = -1;      // engine step, -1 unknown
+  int64_t step = -1;  // engine step, -1 unknown
   Phase phase = Phase::kUnknown;
   DType dtype = DType::kInvalid;
-  DType compute_dtype = DType::kInvalid;  // coarsest rounding the value has been through (bf16 result held in f32: bf16)
+  DType compute_dtype =
+      DType::kInvalid;  // coarsest rounding the value has been through (bf16 result held in f32: bf16)
   uint32_t flags = 0;
   std::vector<int64_t> shape;
-  std::vector<int64_t> strides;           // elements
-  int64_t storage_offset = 0;             // elements
-  uint64_t base_address = 0;              // identity of the storage, for aliasing; not content
-  uint64_t stream = 0;                    // stream or graph identity, 0 unknown
+  std::vector<int64_t> strides;  // elements
+  int64_t storage_offset = 0;    // elements
+  uint64_t base_address = 0;     // identity of the storage, for aliasing; not content
+  uint64_t stream = 0;           // stream or graph identity, 0 unknown
   int32_t row_axis = -1;
   int32_t head_axis = -1;
   Shard shard;
@@ -87,8 +97,8 @@ struct ProcessInfo {
 struct RequestInfo {
   uint64_t key = 0;
   int64_t prompt_tokens = 0;
-  int64_t ordinal = 0;        // among equal prompts of the run, from 0
-  std::string engine_id;      // the engine's own id, may be empty
+  int64_t ordinal = 0;    // among equal prompts of the run, from 0
+  std::string engine_id;  // the engine's own id, may be empty
   std::vector<int64_t> tokens;
 };
 

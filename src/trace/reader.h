@@ -37,10 +37,11 @@ struct SegmentSummary {
 
 class EventView {
  public:
-  uint32_t file() const;      // index into Trace::processes()
-  uint64_t offset() const;    // of the record in its file
+  uint32_t file() const;    // index into Trace::processes()
+  uint64_t offset() const;  // of the record in its file
   uint64_t sequence() const;
-  uint32_t site() const;      // SiteInfo::id in that file
+  uint64_t time_ns() const;
+  uint32_t site() const;         // SiteInfo::id in that file
   uint32_t global_site() const;  // index into Trace::site_names(), common to all files
   int32_t rank() const;
   int64_t step() const;
@@ -61,31 +62,32 @@ class EventView {
   struct Layout;
   const Layout* layout_ = nullptr;
   const unsigned char* record_ = nullptr;
-  uint32_t file_ = 0;
 };
 
 struct Damage {
   std::string file;
   uint64_t offset = 0;
-  uint64_t size_bytes = 0;   // bytes skipped
-  std::string what;          // "torn tail", "checksum mismatch", "hole", "unknown record kind 37" …
-  bool benign = false;       // a torn tail, a hole of an uncommitted record, an unknown kind of a newer minor version
+  uint64_t size_bytes = 0;  // bytes skipped
+  std::string what;         // "torn tail", "checksum mismatch", "hole", "unknown record kind 37" …
+  bool benign = false;      // a torn tail, a hole of an uncommitted record, an unknown kind of a newer minor version
 };
 
 struct TraceProcess {
   std::string file;
   ProcessInfo info;
-  std::vector<SiteInfo> sites;
+  std::vector<SiteInfo> sites;  // sites[id].id == id; a name whose record is lost is "lost-site-ID"
   std::vector<RequestInfo> requests;
   std::vector<CoverageNote> coverage;
   uint64_t dropped = 0;
-  bool closed = false;       // the writer reached Close()
+  bool closed = false;  // the writer reached Close()
 };
 
 class Trace {
  public:
   // path: a trace folder, or one .assay file. kBadInput: not a trace, no file in it, or a newer major version.
   static Result<std::unique_ptr<Trace>> Open(const std::string& path);
+  // One trace file that is in memory already; bytes (8-aligned) must outlive the Trace. name stands for the path.
+  static Result<std::unique_ptr<Trace>> FromBytes(std::span<const unsigned char> bytes, const std::string& name);
   ~Trace();
 
   const std::string& path() const;
@@ -95,7 +97,8 @@ class Trace {
   uint64_t event_count() const;
   // i in [0, event_count()), ordered by file, then by offset.
   EventView event(uint64_t i) const;
-  // Bytes of a payload, mapped; lives as long as the Trace. Checked against its size and (once) its SHA-256.
+  // Bytes of a payload, mapped; they live as long as the Trace. Thread-safe. Checked against its size and (once) its
+  // SHA-256.
   Result<std::span<const std::byte>> payload(const PayloadRef& ref) const;
 
  private:

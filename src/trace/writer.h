@@ -1,11 +1,17 @@
 // Appends records to one process's file of a trace folder, through a shared mapping: what was committed survives
 // kill -9 of the host. Space is reserved before it is mapped; a full disk stops recording (counted), never the host.
 // Thread-safe: any number of threads may write; each record is committed by a release store.
+//
+// fork(): the child's first call opens a file of its own (same folder, same sites and metadata) and never touches the
+// parent's; only the child's own events and drops are in it. exec() closes the descriptor. Close(), Flush() and the
+// destructor must not run at the same time as other calls on the same object.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "base/status.h"
 #include "trace/event.h"
@@ -13,10 +19,13 @@
 namespace assay {
 
 struct TraceWriterOptions {
-  std::string dir;                           // created when missing; %r rank, %p pid, %i next free number, %h host
-  uint64_t byte_cap = uint64_t{4} << 30;     // event bytes of this process; beyond it events are dropped and counted
+  std::string dir;                              // created when missing; %r rank, %p pid, %i next free number, %h host
+  uint64_t byte_cap = uint64_t{4} << 30;        // event bytes of this process; beyond it events are dropped and counted
   uint64_t payload_budget = uint64_t{1} << 30;  // bytes of payload of this process
   uint64_t reserve_step = uint64_t{64} << 20;   // growth of the reserved file
+  uint64_t prefault_step = uint64_t{2} << 20;   // pages made present ahead of the writers at a time; 0: none
+  bool manifest = true;                         // Close() renews manifest.json
+  int (*reserve_hook)(uint64_t offset, uint64_t size_bytes) = nullptr;  // tests: an errno to fail a growth with, or 0
 };
 
 struct DropCounts {
@@ -37,6 +46,10 @@ class TraceWriter {
   // event.sequence and event.time_ns are set here. A dropped event is counted and still returns an error Status
   // (kEnvironment); recording stays usable. Never throws.
   Status Write(const Event& event);
+  // A record that EncodeRecord made earlier (the on-anomaly ring); keeps its time, gets a new sequence number.
+  Status WriteEncoded(std::span<const unsigned char> record);
+  // An event's record as bytes in memory, with the time of now. kUsage when the format cannot hold the event.
+  static Result<std::vector<unsigned char>> EncodeRecord(const Event& event);
   Status WriteRequest(const RequestInfo& request);
   Status WriteCoverage(const CoverageNote& note);
   Status WriteProcessMeta(const std::string& key, const std::string& value);  // later wins

@@ -1,0 +1,82 @@
+#include "base/crc32c.h"
+
+#include <array>
+#include <bit>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <nmmintrin.h>
+#endif
+
+namespace assay {
+namespace {
+
+constexpr uint32_t kPolynomial = 0x82f63b78u;
+
+using Tables = std::array<std::array<uint32_t, 256>, 8>;
+
+// Table k advances a byte that has k more bytes behind it in the same 8-byte word.
+constexpr Tables MakeTables() {
+  Tables t{};
+  for (uint32_t i = 0; i < 256; ++i) {
+    uint32_t crc = i;
+    for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ ((crc & 1) ? kPolynomial : 0);
+    t[0][i] = crc;
+  }
+  for (uint32_t i = 0; i < 256; ++i) {
+    for (size_t k = 1; k < 8; ++k) t[k][i] = (t[k - 1][i] >> 8) ^ t[0][t[k - 1][i] & 0xff];
+  }
+  return t;
+}
+
+constexpr Tables kTables = MakeTables();
+
+uint32_t ExtendTable(uint32_t crc, const unsigned char* p, size_t n) {
+  if constexpr (std::endian::native == std::endian::little) {
+    for (; n >= 8; n -= 8, p += 8) {
+      uint64_t word;
+      std::memcpy(&word, p, 8);
+      word ^= crc;
+      crc = 0;
+      for (size_t k = 0; k < 8; ++k) crc ^= kTables[7 - k][(word >> (8 * k)) & 0xff];
+    }
+  }
+  for (; n > 0; --n, ++p) crc = (crc >> 8) ^ kTables[0][(crc ^ *p) & 0xff];
+  return crc;
+}
+
+#if defined(__x86_64__)
+__attribute__((target("sse4.2"))) uint32_t ExtendSse42(uint32_t crc, const unsigned char* p, size_t n) {
+  uint64_t wide = crc;
+  for (; n >= 8; n -= 8, p += 8) {
+    uint64_t word;
+    std::memcpy(&word, p, 8);
+    wide = _mm_crc32_u64(wide, word);
+  }
+  crc = static_cast<uint32_t>(wide);
+  for (; n > 0; --n, ++p) crc = _mm_crc32_u8(crc, *p);
+  return crc;
+}
+#endif
+
+using Extend = uint32_t (*)(uint32_t, const unsigned char*, size_t);
+
+Extend Choose() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("sse4.2")) return ExtendSse42;
+#endif
+  return ExtendTable;
+}
+
+}  // namespace
+
+uint32_t Crc32cExtend(uint32_t crc, const void* data, size_t size_bytes) {
+  static const Extend extend = Choose();
+  return ~extend(~crc, static_cast<const unsigned char*>(data), size_bytes);
+}
+
+uint32_t Crc32cExtendPortable(uint32_t crc, const void* data, size_t size_bytes) {
+  return ~ExtendTable(~crc, static_cast<const unsigned char*>(data), size_bytes);
+}
+
+}  // namespace assay

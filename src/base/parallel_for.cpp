@@ -1,0 +1,39 @@
+#include "base/parallel_for.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+namespace assay {
+
+int UsableCores() {
+  cpu_set_t set;
+  if (::sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+void ParallelFor(int64_t n, int threads, const std::function<void(int64_t)>& body) {
+  if (threads <= 0) threads = UsableCores();
+  std::atomic<int64_t> next{0};
+  const auto work = [&] {
+    for (int64_t i = next.fetch_add(1, std::memory_order_relaxed); i < n;
+         i = next.fetch_add(1, std::memory_order_relaxed)) {
+      body(i);
+    }
+  };
+  const int64_t helpers = std::min<int64_t>(threads, n) - 1;
+  std::vector<std::thread> pool;
+  try {
+    for (int64_t i = 0; i < helpers; ++i) pool.emplace_back(work);
+  } catch (const std::exception&) {
+    // No thread to be had (limit reached, no memory): the ones that run finish the work.
+  }
+  work();
+  for (std::thread& thread : pool) thread.join();
+}
+
+}  // namespace assay

@@ -1,0 +1,239 @@
+#include "trace/append_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+
+#include "base/crc32c.h"
+#include "trace/codec.h"
+
+namespace assay {
+namespace {
+
+using format::kHeaderBytes;
+
+constexpr uint64_t kPage = 4096;
+constexpr uint64_t kSlack = uint64_t{64} << 20;  // behind the cap, for records that are not events
+constexpr uint64_t kMinReserve = uint64_t{64} << 10;
+
+uint64_t RoundUp(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
+
+// Tag and size as the one 8-byte word that is stored atomically.
+void StoreTag(unsigned char* record, uint32_t tag, uint32_t size_bytes, std::memory_order order) {
+  std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(record)).store(uint64_t{size_bytes} << 32 | tag, order);
+}
+
+// A word that reads 1 here and 0 in every forked child, whichever way it was forked.
+std::atomic<uint32_t>* MakeForkGuard() {
+  void* page = ::mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) return nullptr;
+  if (::madvise(page, kPage, MADV_WIPEONFORK) != 0) {
+    ::munmap(page, kPage);
+    return nullptr;
+  }
+  auto* word = new (page) std::atomic<uint32_t>(1);
+  return word;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<AppendFile>> AppendFile::Create(const AppendFileOptions& options) {
+  std::unique_ptr<AppendFile> file(new AppendFile(options));
+  ASSAY_RETURN_IF_ERROR(file->Map());
+  return file;
+}
+
+Status AppendFile::Map() {
+  guard_ = MakeForkGuard();
+  if (guard_ == nullptr) return ErrnoStatus(options_.path, "cannot make a fork guard", errno);
+  options_.reserve_step = RoundUp(std::max(options_.reserve_step, kMinReserve), kPage);
+  fd_ = FileDescriptor(::open(options_.path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  if (!fd_.valid()) return ErrnoStatus(options_.path, "cannot create the trace file", errno);
+
+  // Addresses only, no memory. Under a tight RLIMIT_AS a smaller cap is better than no trace.
+  event_cap_ = kHeaderBytes + RoundUp(std::max(options_.byte_cap, kPage), kPage);
+  for (;; event_cap_ = RoundUp(event_cap_ / 2, kPage)) {
+    range_bytes_ = event_cap_ + kSlack;
+    void* range = ::mmap(nullptr, range_bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (range != MAP_FAILED) {
+      base_ = static_cast<unsigned char*>(range);
+      break;
+    }
+    if (event_cap_ <= uint64_t{1} << 20) return ErrnoStatus(options_.path, "cannot set addresses aside", errno);
+  }
+  ::madvise(base_, range_bytes_, MADV_DONTFORK);
+
+  format::DropReason why{};
+  if (!Grow(2 * kHeaderBytes, &why)) {
+    const Status status = ErrnoStatus(options_.path, "cannot reserve space for the trace", last_errno());
+    ::unlink(options_.path.c_str());
+    return status;
+  }
+  format::FileHeader header{};
+  std::memcpy(header.magic, format::kMagic, sizeof header.magic);
+  header.major = format::kMajor;
+  header.minor = format::kMinor;
+  header.min_reader_minor = format::kMinReaderMinor;
+  header.header_bytes = kHeaderBytes;
+  header.file_id = RandomBits();
+  header.crc = Crc32c(&header, offsetof(format::FileHeader, crc));
+  LiveWord(&format::LiveArea::tail).store(kHeaderBytes, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  std::memcpy(base_, &header, sizeof header);
+  return {};
+}
+
+AppendFile::~AppendFile() {
+  // In a forked child the range was not inherited, and its addresses may belong to somebody else by now.
+  if (base_ != nullptr && !forked()) ::munmap(base_, range_bytes_);
+  if (guard_ != nullptr) ::munmap(guard_, kPage);
+}
+
+int AppendFile::ReserveOnDisk(uint64_t offset, uint64_t size_bytes) {
+  if (options_.reserve_hook != nullptr) {
+    if (const int error = options_.reserve_hook(offset, size_bytes); error != 0) return error;
+  }
+  // Beyond RLIMIT_FSIZE the kernel would send SIGXFSZ, which ends a host that does not expect it.
+  if (offset + size_bytes > FileSizeLimit()) return EFBIG;
+  while (::fallocate(fd_.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(size_bytes)) != 0) {
+    if (errno == EINTR) continue;
+    if (errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL) return errno;
+    // No fallocate on this file system: zeros written through the file allocate just as well, only slower.
+    static const char zeros[64 * 1024] = {};
+    for (uint64_t done = 0; done < size_bytes;) {
+      const size_t part = static_cast<size_t>(std::min<uint64_t>(sizeof zeros, size_bytes - done));
+      const ssize_t put = ::pwrite(fd_.get(), zeros, part, static_cast<off_t>(offset + done));
+      if (put < 0 && errno == EINTR) continue;
+      if (put <= 0) return put < 0 ? errno : ENOSPC;
+      done += static_cast<uint64_t>(put);
+    }
+    return 0;
+  }
+  return 0;
+}
+
+bool AppendFile::Grow(uint64_t needed_end, format::DropReason* why) {
+  const std::lock_guard<std::mutex> lock(grow_mutex_);
+  const uint64_t old_end = mapped_end_.load(std::memory_order_relaxed);
+  if (needed_end <= old_end) return true;
+  if (needed_end > range_bytes_) {
+    *why = format::kDropByteCap;
+    return false;
+  }
+  const uint64_t least = RoundUp(needed_end - old_end, kPage);
+  uint64_t step = std::min(std::max(options_.reserve_step, least), range_bytes_ - old_end);
+  int error = ReserveOnDisk(old_end, step);
+  while (error != 0 && step > std::max(least, kMinReserve)) {
+    step = std::max({RoundUp(step / 2, kPage), least, kMinReserve});
+    error = ReserveOnDisk(old_end, step);
+  }
+  if (error == 0) {
+    void* at = base_ + old_end;
+    void* got =
+        ::mmap(at, step, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd_.get(), static_cast<off_t>(old_end));
+    if (got == MAP_FAILED) {
+      error = errno;
+    } else {
+      ::madvise(at, step, MADV_DONTFORK);
+    }
+  }
+  if (error != 0) {
+    last_errno_.store(error, std::memory_order_relaxed);
+    *why = format::kDropDiskFull;
+    return false;
+  }
+  mapped_end_.store(old_end + step, std::memory_order_release);
+  return true;
+}
+
+// Takes the page faults of the next stretch at once, which is several times cheaper than one by one. At most one
+// thread does so; the others go on and fault where they must.
+void AppendFile::Prefault(uint64_t end) {
+  uint64_t from = prefaulted_end_.load(std::memory_order_relaxed);
+  if (options_.prefault_step == 0 || end <= from) return;
+  from = std::max(from, RoundUp(end, kPage) - std::min(RoundUp(end, kPage), options_.prefault_step));
+  const uint64_t to =
+      std::min(RoundUp(end + options_.prefault_step, kPage), mapped_end_.load(std::memory_order_acquire));
+  uint64_t expected = prefaulted_end_.load(std::memory_order_relaxed);
+  if (expected >= to || !prefaulted_end_.compare_exchange_strong(expected, to, std::memory_order_relaxed)) return;
+#ifdef MADV_POPULATE_WRITE
+  from = std::max(expected, from) / kPage * kPage;
+  ::madvise(base_ + from, to - from, MADV_POPULATE_WRITE);  // refused before Linux 5.14: faults come one by one
+#endif
+}
+
+unsigned char* AppendFile::Reserve(uint32_t size_bytes, bool aux, format::DropReason* why) {
+  auto tail_word = LiveWord(&format::LiveArea::tail);
+  uint64_t tail = tail_word.load(std::memory_order_relaxed);
+  for (;;) {
+    if ((tail & format::kTailClosed) != 0) {
+      *why = format::kDropInternal;
+      return nullptr;
+    }
+    const uint64_t end = tail + size_bytes;
+    if (!aux && end > event_cap_) {
+      *why = format::kDropByteCap;
+      return nullptr;
+    }
+    if (end > mapped_end_.load(std::memory_order_acquire)) {
+      if (!Grow(end, why)) return nullptr;
+      tail = tail_word.load(std::memory_order_relaxed);
+      continue;
+    }
+    // A compare-exchange and not an add: a refused reservation leaves no hole, and smaller records may still fit.
+    if (!tail_word.compare_exchange_weak(tail, end, std::memory_order_relaxed)) continue;
+    if (end > prefaulted_end_.load(std::memory_order_relaxed)) Prefault(end);
+    unsigned char* record = base_ + tail;
+    StoreTag(record, format::kTagReserved, size_bytes, std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_release);  // the length stands before any byte of the body
+    return record;
+  }
+}
+
+void AppendFile::Commit(unsigned char* record) {
+  uint32_t size_bytes;
+  std::memcpy(&size_bytes, record + 4, 4);
+  const uint32_t crc = codec::RecordCrc(record, size_bytes);
+  std::memcpy(record + 8, &crc, 4);
+  StoreTag(record, format::kTagCommitted, size_bytes, std::memory_order_release);
+  LiveWord(&format::LiveArea::committed_bytes).fetch_add(size_bytes, std::memory_order_release);
+}
+
+Status AppendFile::Flush() {
+  const uint64_t end = mapped_end_.load(std::memory_order_acquire);
+  if (::msync(base_, end, MS_SYNC) != 0) return ErrnoStatus(path(), "cannot flush", errno);
+  return {};
+}
+
+Status AppendFile::Close() {
+  const uint64_t tail = LiveWord(&format::LiveArea::tail).fetch_or(format::kTailClosed, std::memory_order_acq_rel);
+  if ((tail & format::kTailClosed) != 0) return {};
+  const auto in_flight = [&] {
+    return LiveWord(&format::LiveArea::committed_bytes).load(std::memory_order_acquire) != tail - kHeaderBytes;
+  };
+  for (int waited_ms = 0; in_flight(); ++waited_ms) {
+    if (waited_ms == 1000) {
+      return Status::Internal(path() + ": closed with records in flight; their space stays reserved");
+    }
+    const timespec pause{0, 1000 * 1000};
+    ::nanosleep(&pause, nullptr);
+  }
+  LiveWord(&format::LiveArea::closed).store(1, std::memory_order_release);
+  const std::lock_guard<std::mutex> lock(grow_mutex_);
+  // The counters stay usable: only whole pages behind the last record are given back.
+  const uint64_t keep = RoundUp(tail, kPage);
+  if (keep < mapped_end_.load(std::memory_order_relaxed)) {
+    ::mmap(base_ + keep, mapped_end_.load(std::memory_order_relaxed) - keep, PROT_NONE,
+           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    mapped_end_.store(keep, std::memory_order_relaxed);
+  }
+  if (::ftruncate(fd_.get(), static_cast<off_t>(tail)) != 0) return ErrnoStatus(path(), "cannot trim", errno);
+  return {};
+}
+
+}  // namespace assay

@@ -1,0 +1,91 @@
+// One append-only trace file, reserved on disk before it is mapped, shared by the threads of one process.
+//
+// A record is reserved (atomic compare-exchange of the tail), filled in place, and committed by a release store of its
+// tag. No system call lies on that path while reserved space lasts; growing takes a mutex and a few system calls. The
+// address range of the whole cap is set aside at the start, so that a record never straddles two mappings. Nothing is
+// ever mapped beyond space that the file system has promised: a full disk is an error code here, never SIGBUS.
+//
+// It does not survive somebody else shortening the file, as no shared mapping does. After fork() the child must not
+// touch it (the mapping is not inherited); forked() tells.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+
+#include "base/files.h"
+#include "base/status.h"
+#include "trace/format.h"
+
+namespace assay {
+
+struct AppendFileOptions {
+  std::string path;                            // must not exist
+  uint64_t byte_cap = uint64_t{4} << 30;       // events are refused beyond it
+  uint64_t reserve_step = uint64_t{64} << 20;  // growth; halved down to 64 KiB when the disk refuses
+  uint64_t prefault_step = uint64_t{2} << 20;  // pages made present ahead of the tail at a time; 0: none
+  int (*reserve_hook)(uint64_t offset, uint64_t size_bytes) = nullptr;  // tests: errno to fail with, 0 to go on
+};
+
+class AppendFile {
+ public:
+  static Result<std::unique_ptr<AppendFile>> Create(const AppendFileOptions& options);
+  // Unmaps and closes; call Close() first for a trimmed file.
+  ~AppendFile();
+
+  // Space for one record of size_bytes (a multiple of 8, at least 16, at most format::kMaxRecordBytes), its reserved
+  // tag in place, everything else zero; nullptr when refused, *why then tells (kDropByteCap, kDropDiskFull,
+  // kDropInternal after Close). aux: the record is no event and may use the slack behind the cap.
+  unsigned char* Reserve(uint32_t size_bytes, bool aux, format::DropReason* why);
+  // Computes the checksum and publishes. record comes from Reserve; its kind and body are in place.
+  void Commit(unsigned char* record);
+
+  uint64_t OffsetOf(const unsigned char* record) const { return static_cast<uint64_t>(record - base_); }
+  uint64_t NextSequence() { return LiveWord(&format::LiveArea::next_sequence).fetch_add(1, std::memory_order_relaxed); }
+  void CountDrop(format::DropReason why) {
+    std::atomic_ref<uint64_t>(live()->drops[why]).fetch_add(1, std::memory_order_relaxed);
+  }
+  uint64_t drops(format::DropReason why) const {
+    return std::atomic_ref<uint64_t>(live()->drops[why]).load(std::memory_order_relaxed);
+  }
+  uint64_t aux_head() const { return LiveWord(&format::LiveArea::aux_head).load(std::memory_order_relaxed); }
+  void set_aux_head(uint64_t offset) { LiveWord(&format::LiveArea::aux_head).store(offset, std::memory_order_release); }
+
+  // In the child of a fork: this object belongs to the parent's file and must only be destroyed.
+  bool forked() const { return guard_->load(std::memory_order_relaxed) == 0; }
+  const std::string& path() const { return options_.path; }
+  int last_errno() const { return last_errno_.load(std::memory_order_relaxed); }
+
+  Status Flush();  // msync
+  // Refuses further reservations, waits up to a second for records in flight, gives the unused tail back and marks the
+  // file closed. With records still in flight after that, the tail stays reserved.
+  Status Close();
+
+ private:
+  explicit AppendFile(AppendFileOptions options) : options_(std::move(options)) {}
+  Status Map();
+  bool Grow(uint64_t needed_end, format::DropReason* why);
+  int ReserveOnDisk(uint64_t offset, uint64_t size_bytes);
+  void Prefault(uint64_t end);
+
+  format::LiveArea* live() const { return reinterpret_cast<format::LiveArea*>(base_ + format::kLiveOffset); }
+  std::atomic_ref<uint64_t> LiveWord(uint64_t format::LiveArea::*word) const {
+    return std::atomic_ref<uint64_t>(live()->*word);
+  }
+
+  AppendFileOptions options_;
+  FileDescriptor fd_;
+  unsigned char* base_ = nullptr;
+  uint64_t range_bytes_ = 0;                 // address range, cap and slack
+  uint64_t event_cap_ = 0;                   // first offset refused to events
+  std::atomic<uint64_t> mapped_end_{0};      // reserved on disk and mapped
+  std::atomic<uint64_t> prefaulted_end_{0};  // pages present
+  std::atomic<int> last_errno_{0};
+  std::mutex grow_mutex_;
+  std::atomic<uint32_t>* guard_ = nullptr;  // a page that the kernel wipes in a forked child
+};
+
+}  // namespace assay

@@ -1,0 +1,127 @@
+#include "trace/manifest.h"
+
+#include <cstring>
+
+#include "base/files.h"
+#include "base/json_writer.h"
+#include "base/mapped_file.h"
+#include "trace/format.h"
+#include "trace/trace_file.h"
+
+namespace assay {
+namespace {
+
+void WriteProcess(const TraceFileIndex& index, const std::string& file_name, JsonWriter* json) {
+  const TraceProcess& process = index.process;
+  const ProcessInfo& info = process.info;
+  json->Key("file"), json->String(file_name);
+  json->Key("host"), json->String(info.host);
+  json->Key("pid"), json->Int(info.pid);
+  json->Key("rank"), json->Int(info.rank);
+  json->Key("world_size"), json->Int(info.world_size);
+  json->Key("start_time_ns"), json->UInt(info.start_time_ns);
+  json->Key("closed"), json->Bool(process.closed);
+  json->Key("events"), json->UInt(index.event_count_hint);
+  json->Key("sites"), json->UInt(process.sites.size());
+  json->Key("requests"), json->UInt(process.requests.size());
+  json->Key("dropped"), json->BeginObject();
+  static constexpr const char* kReasons[4] = {"byte_cap", "disk_full", "payload_budget", "internal"};
+  for (size_t i = 0; i < 4; ++i) json->Key(kReasons[i]), json->UInt(index.drops[i]);
+  json->EndObject();
+  json->Key("run_again"), json->String("cd " + ShellQuote(info.cwd) + " && " + ShellCommand(info.command));
+  json->Key("command"), json->BeginArray();
+  for (const std::string& word : info.command) json->String(word);
+  json->EndArray();
+  json->Key("cwd"), json->String(info.cwd);
+  json->Key("meta"), json->BeginObject();
+  for (const auto& [key, value] : info.meta) json->Key(key), json->String(value);
+  json->EndObject();
+  json->Key("coverage"), json->BeginArray();
+  for (const CoverageNote& note : process.coverage) {
+    json->BeginObject();
+    json->Key("site"), json->String(note.site);
+    json->Key("reason"), json->String(note.reason);
+    json->Key("count"), json->UInt(note.count);
+    json->Key("detail"), json->String(note.detail);
+    json->EndObject();
+  }
+  json->EndArray();
+  json->Key("damages"), json->BeginArray();
+  for (const Damage& damage : index.damages) {
+    json->BeginObject();
+    json->Key("offset"), json->UInt(damage.offset);
+    json->Key("what"), json->String(damage.what);
+    json->EndObject();
+  }
+  json->EndArray();
+}
+
+std::string SingleQuote(std::string_view word) {
+  std::string quoted = "'";
+  for (char c : word) {
+    if (c == '\'') {
+      quoted += "'\\''";
+    } else {
+      quoted.push_back(c);
+    }
+  }
+  quoted.push_back('\'');
+  return quoted;
+}
+
+}  // namespace
+
+std::string ShellQuote(std::string_view word) {
+  constexpr std::string_view kHarmless = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./=:,+@%";
+  if (!word.empty() && word.find_first_not_of(kHarmless) == std::string_view::npos) return std::string(word);
+  return SingleQuote(word);
+}
+
+std::string ShellCommand(const std::vector<std::string>& argv) {
+  std::string line;
+  for (const std::string& word : argv) {
+    if (!line.empty()) line.push_back(' ');
+    // A first word with '=' would be read as an assignment.
+    const bool assignment = line.empty() && word.find('=') != std::string::npos;
+    line += assignment ? SingleQuote(word) : ShellQuote(word);
+  }
+  return line;
+}
+
+Status RebuildManifest(const std::string& dir) {
+  ASSAY_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListDir(dir));
+  const std::string_view suffix = format::kFileSuffix;
+  JsonWriter json;
+  uint64_t events = 0, dropped = 0;
+  json.BeginObject();
+  json.Key("schema"), json.String("assay.manifest/1");
+  json.Key("format"), json.String(std::to_string(format::kMajor) + "." + std::to_string(format::kMinor));
+  json.Key("processes"), json.BeginArray();
+  for (const std::string& name : names) {
+    if (name.size() <= suffix.size() || name.substr(name.size() - suffix.size()) != suffix) continue;
+    json.BeginObject();
+    const Result<MappedFile> file = MappedFile::Open(dir + "/" + name);
+    TraceFileIndex index;
+    Status status = file.status();
+    if (file.ok()) {
+      const auto bytes = file.value().bytes();
+      status = ReadTraceFileSummary({reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size()}, name, &index);
+    }
+    if (status.ok()) {
+      WriteProcess(index, name, &json);
+      events += index.event_count_hint;
+      dropped += index.process.dropped;
+    } else {
+      json.Key("file"), json.String(name);
+      json.Key("error"), json.String(status.message());
+    }
+    json.EndObject();
+  }
+  json.EndArray();
+  json.Key("events"), json.UInt(events);
+  json.Key("dropped"), json.UInt(dropped);
+  json.EndObject();
+  return AtomicWriteFile(dir + "/manifest.json", json.text());
+}
+
+}  // namespace assay

@@ -1,0 +1,268 @@
+#include "trace/segment_codec.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "trace/codec.h"
+
+namespace assay::codec {
+namespace {
+
+using format::HeadCellBytes;
+using format::PadTo8;
+using format::RareCounts;
+using format::RowCellBytes;
+using format::SegmentFixed;
+
+constexpr uint64_t kSketchBytes = 4 * kSketchSize;
+
+// Biased exponent of the largest magnitude; 0x7ff when there is a non-finite value.
+uint32_t TopExponent(const double* values, int n) {
+  uint64_t top = 0;
+  for (int i = 0; i < n; ++i) top = std::max(top, std::bit_cast<uint64_t>(values[i]) << 1);
+  return static_cast<uint32_t>(top >> 53);
+}
+
+bool AllZero(const std::array<double, kSketchSize>& sketch) {
+  uint64_t bits = 0;
+  for (double value : sketch) bits |= std::bit_cast<uint64_t>(value);
+  return bits == 0;
+}
+
+// Bytes behind the fixed part, unpadded; counts are at most 2^32, so the sum cannot overflow.
+uint64_t VariableBytes(uint32_t flags, uint64_t n_rows, uint64_t n_heads, uint64_t n_bins) {
+  uint64_t bytes = n_rows * sizeof(RowCellBytes) + n_heads * sizeof(HeadCellBytes);
+  if (flags & format::kSegmentRare) bytes += sizeof(RareCounts);
+  if (flags & format::kSegmentSketch) bytes += kSketchBytes;
+  return bytes + n_bins * ((flags & format::kSegmentWideHistogram) ? 8 : 4);
+}
+
+uint32_t FlagsOf(const Segment& segment) {
+  const Stats& s = segment.stats;
+  uint32_t flags = 0;
+  if (segment.padding) flags |= format::kSegmentPadding;
+  if (s.digest_split) flags |= format::kSegmentDigestSplit;
+  if ((s.nan | s.pos_inf | s.neg_inf | s.subnormal) != 0) flags |= format::kSegmentRare;
+  if (!AllZero(s.sketch)) flags |= format::kSegmentSketch;
+  for (const ExponentBin& bin : s.histogram) {
+    if (bin.count > 0xffff) flags |= format::kSegmentWideHistogram;
+  }
+  return flags;
+}
+
+template <class T>
+unsigned char* PutValue(unsigned char* out, const T& value) {
+  std::memcpy(out, &value, sizeof value);
+  return out + sizeof value;
+}
+
+void ReadFloats(const unsigned char* at, int n, int16_t exponent, double* out) {
+  const double scale = ScaleOf(exponent);
+  for (int i = 0; i < n; ++i) {
+    float value;
+    std::memcpy(&value, at + 4 * i, 4);
+    out[i] = static_cast<double>(value) * scale;
+  }
+}
+
+}  // namespace
+
+double ScaleOf(int16_t exponent) {
+  const int e = std::clamp<int>(exponent, -1022, 1023);
+  return std::bit_cast<double>(static_cast<uint64_t>(e + 1023) << 52);
+}
+
+int16_t ScaleToFloat(const double* values, int n, unsigned char* out_floats) {
+  uint32_t top = TopExponent(values, n);
+  if (top == 0x7ff) {  // rare: look again at the finite ones alone
+    top = 0;
+    for (int i = 0; i < n; ++i) {
+      const uint32_t biased = TopExponent(values + i, 1);
+      if (biased != 0x7ff) top = std::max(top, biased);
+    }
+  }
+  // 2^-exponent must be a normal number or the one subnormal 2^-1023; all zero or subnormal counts as exponent -1022.
+  const int exponent = std::max(static_cast<int>(top), 1) - 1023;
+  const double scale = exponent == 1023 ? 0x1p-1023 : ScaleOf(static_cast<int16_t>(-exponent));
+  for (int i = 0; i < n; ++i) {
+    const auto value = static_cast<float>(values[i] * scale);
+    std::memcpy(out_floats + 4 * i, &value, 4);
+  }
+  return static_cast<int16_t>(exponent);
+}
+
+uint64_t SegmentSize(const Segment& segment) {
+  const Stats& s = segment.stats;
+  if (segment.n_rows < 0 || segment.n_rows > int64_t{0xffffffff} || s.histogram_samples > 0xffffffffu ||
+      segment.heads.size() > 0x7fffffffu || s.histogram.size() > 0xffff) {
+    return 0;
+  }
+  if (!segment.rows.empty() && segment.rows.size() != static_cast<uint64_t>(segment.n_rows)) return 0;
+  const uint64_t bytes = sizeof(SegmentFixed) +
+                         VariableBytes(FlagsOf(segment), segment.rows.size(), segment.heads.size(), s.histogram.size());
+  return bytes > format::kMaxRecordBytes ? 0 : PadTo8(bytes);
+}
+
+unsigned char* EncodeSegment(const Segment& segment, unsigned char* out) {
+  const Stats& s = segment.stats;
+  const uint32_t flags = FlagsOf(segment);
+  SegmentFixed fixed{};
+  unsigned char* at = out + sizeof fixed;
+  if (flags & format::kSegmentRare) at = PutValue(at, RareCounts{s.nan, s.pos_inf, s.neg_inf, s.subnormal});
+  if (flags & format::kSegmentSketch) {
+    fixed.sketch_exponent = ScaleToFloat(s.sketch.data(), kSketchSize, at);
+    at += kSketchBytes;
+  }
+  for (const RowCell& row : segment.rows) {
+    RowCellBytes bytes{};
+    bytes.digest = row.digest;
+    bytes.sum_sq = row.sum_sq;
+    bytes.nonfinite = row.nonfinite;
+    bytes.exponent = ScaleToFloat(row.sketch.data(), kRowSketchSize, reinterpret_cast<unsigned char*>(bytes.sketch));
+    at = PutValue(at, bytes);
+  }
+  for (const HeadCell& head : segment.heads) {
+    HeadCellBytes bytes{};
+    bytes.sum_sq = head.sum_sq;
+    bytes.nonfinite = head.nonfinite;
+    bytes.exponent = ScaleToFloat(head.sketch.data(), kHeadSketchSize, reinterpret_cast<unsigned char*>(bytes.sketch));
+    at = PutValue(at, bytes);
+  }
+  for (const ExponentBin& bin : s.histogram) {
+    at = PutValue(at, bin.exponent);
+    if (flags & format::kSegmentWideHistogram) {
+      at = PutValue(at, uint16_t{0});
+      at = PutValue(at, bin.count);
+    } else {
+      at = PutValue(at, static_cast<uint16_t>(bin.count));
+    }
+  }
+  while ((at - out) % 8 != 0) *at++ = 0;
+
+  fixed.request = segment.request;
+  fixed.first_position = segment.first_position;
+  fixed.first_row = segment.first_row;
+  fixed.count = s.count;
+  fixed.digest = s.digest;
+  fixed.sum = s.sum;
+  fixed.sum_sq = s.sum_sq;
+  fixed.min = s.min;
+  fixed.max = s.max;
+  fixed.abs_max = s.abs_max;
+  fixed.abs_max_index = s.abs_max_index;
+  fixed.zero = s.zero;
+  fixed.n_rows = static_cast<uint32_t>(segment.n_rows);
+  fixed.flags = flags;
+  fixed.size_bytes = static_cast<uint32_t>(at - out);
+  fixed.n_row_cells = static_cast<uint32_t>(segment.rows.size());
+  fixed.n_head_cells = static_cast<uint32_t>(segment.heads.size());
+  fixed.histogram_samples = static_cast<uint32_t>(s.histogram_samples);
+  fixed.n_bins = static_cast<uint16_t>(s.histogram.size());
+  fixed.fixed_bytes = sizeof fixed;
+  std::memcpy(out, &fixed, sizeof fixed);
+  return at;
+}
+
+bool CheckSegment(const unsigned char* at, uint64_t available) {
+  if (available < sizeof(SegmentFixed)) return false;
+  SegmentFixed fixed;
+  std::memcpy(&fixed, at, sizeof fixed);
+  if (fixed.fixed_bytes < sizeof(SegmentFixed) || fixed.size_bytes > available) return false;
+  // Cells of more rows than the segment has would be named as rows that do not exist.
+  if (fixed.n_row_cells != 0 && fixed.n_row_cells != fixed.n_rows) return false;
+  if (fixed.n_row_cells > 0x7fffffffu || fixed.n_head_cells > 0x7fffffffu) return false;
+  return fixed.fixed_bytes + VariableBytes(fixed.flags, fixed.n_row_cells, fixed.n_head_cells, fixed.n_bins) <=
+         fixed.size_bytes;
+}
+
+SegmentParts PartsOf(const unsigned char* at) {
+  SegmentParts parts;
+  std::memcpy(&parts.fixed, at, sizeof parts.fixed);
+  const unsigned char* next = at + parts.fixed.fixed_bytes;
+  if (parts.fixed.flags & format::kSegmentRare) {
+    parts.rare = next;
+    next += sizeof(RareCounts);
+  }
+  if (parts.fixed.flags & format::kSegmentSketch) {
+    parts.sketch = next;
+    next += kSketchBytes;
+  }
+  parts.rows = next;
+  next += uint64_t{parts.fixed.n_row_cells} * sizeof(RowCellBytes);
+  parts.heads = next;
+  next += uint64_t{parts.fixed.n_head_cells} * sizeof(HeadCellBytes);
+  parts.bins = next;
+  return parts;
+}
+
+void ReadSketch(const SegmentParts& parts, double out[kSketchSize]) {
+  if (parts.sketch != nullptr) {
+    ReadFloats(parts.sketch, kSketchSize, parts.fixed.sketch_exponent, out);
+  } else {
+    std::fill(out, out + kSketchSize, 0.0);
+  }
+}
+
+void ReadRowCell(const SegmentParts& parts, uint32_t row, RowCell* out) {
+  RowCellBytes bytes;
+  std::memcpy(&bytes, parts.rows + uint64_t{row} * sizeof bytes, sizeof bytes);
+  out->sum_sq = bytes.sum_sq;
+  out->digest = bytes.digest;
+  out->nonfinite = bytes.nonfinite;
+  ReadFloats(reinterpret_cast<const unsigned char*>(bytes.sketch), kRowSketchSize, bytes.exponent, out->sketch.data());
+}
+
+void ReadHeadCell(const SegmentParts& parts, uint32_t head, HeadCell* out) {
+  HeadCellBytes bytes;
+  std::memcpy(&bytes, parts.heads + uint64_t{head} * sizeof bytes, sizeof bytes);
+  out->sum_sq = bytes.sum_sq;
+  out->nonfinite = bytes.nonfinite;
+  ReadFloats(reinterpret_cast<const unsigned char*>(bytes.sketch), kHeadSketchSize, bytes.exponent, out->sketch.data());
+}
+
+void DecodeSegment(const unsigned char* at, Segment* out) {
+  const SegmentParts parts = PartsOf(at);
+  const SegmentFixed& fixed = parts.fixed;
+  out->request = fixed.request;
+  out->first_position = fixed.first_position;
+  out->first_row = fixed.first_row;
+  out->n_rows = fixed.n_rows;
+  out->padding = (fixed.flags & format::kSegmentPadding) != 0;
+  Stats& s = out->stats;
+  s.count = fixed.count;
+  s.zero = fixed.zero;
+  if (parts.rare != nullptr) {
+    RareCounts rare;
+    std::memcpy(&rare, parts.rare, sizeof rare);
+    s.nan = rare.nan;
+    s.pos_inf = rare.pos_inf;
+    s.neg_inf = rare.neg_inf;
+    s.subnormal = rare.subnormal;
+  }
+  s.min = fixed.min;
+  s.max = fixed.max;
+  s.abs_max = fixed.abs_max;
+  s.abs_max_index = fixed.abs_max_index;
+  s.sum = fixed.sum;
+  s.sum_sq = fixed.sum_sq;
+  s.digest = fixed.digest;
+  s.digest_split = (fixed.flags & format::kSegmentDigestSplit) != 0;
+  s.histogram_samples = fixed.histogram_samples;
+  ReadSketch(parts, s.sketch.data());
+  out->rows.resize(fixed.n_row_cells);
+  for (uint32_t i = 0; i < fixed.n_row_cells; ++i) ReadRowCell(parts, i, &out->rows[i]);
+  out->heads.resize(fixed.n_head_cells);
+  for (uint32_t i = 0; i < fixed.n_head_cells; ++i) ReadHeadCell(parts, i, &out->heads[i]);
+  s.histogram.resize(fixed.n_bins);
+  const bool wide = (fixed.flags & format::kSegmentWideHistogram) != 0;
+  for (uint32_t i = 0; i < fixed.n_bins; ++i) {
+    const unsigned char* bin = parts.bins + uint64_t{i} * (wide ? 8 : 4);
+    std::memcpy(&s.histogram[i].exponent, bin, 2);
+    uint16_t narrow_count = 0;
+    std::memcpy(&narrow_count, bin + 2, 2);
+    s.histogram[i].count = narrow_count;
+    if (wide) std::memcpy(&s.histogram[i].count, bin + 4, 4);
+  }
+}
+
+}  // namespace assay::codec

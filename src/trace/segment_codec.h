@@ -1,0 +1,47 @@
+// One segment of an event: statistics, sketch, row and head cells, histogram (format.h has the layout).
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "trace/event.h"
+#include "trace/format.h"
+
+namespace assay::codec {
+
+// Encoded size, a multiple of 8; 0 when a count does not fit its field or the row cells are not one a row.
+uint64_t SegmentSize(const Segment& segment);
+// Returns the first byte behind the segment.
+unsigned char* EncodeSegment(const Segment& segment, unsigned char* out);
+// True when the segment at `at` lies within the `available` bytes that follow.
+bool CheckSegment(const unsigned char* at, uint64_t available);
+void DecodeSegment(const unsigned char* at, Segment* out);
+
+// Where the parts of a checked segment lie.
+struct SegmentParts {
+  format::SegmentFixed fixed;
+  const unsigned char* rare = nullptr;    // nullptr: all zero
+  const unsigned char* sketch = nullptr;  // nullptr: all zero
+  const unsigned char* rows = nullptr;
+  const unsigned char* heads = nullptr;
+  const unsigned char* bins = nullptr;
+};
+SegmentParts PartsOf(const unsigned char* at);
+void ReadSketch(const SegmentParts& parts, double out[kSketchSize]);
+void ReadRowCell(const SegmentParts& parts, uint32_t row, RowCell* out);
+void ReadHeadCell(const SegmentParts& parts, uint32_t head, HeadCell* out);
+
+// First byte of segment i of a checked event record.
+inline const unsigned char* SegmentAt(const unsigned char* record, uint32_t i) {
+  format::EventFixed fixed;
+  std::memcpy(&fixed, record + sizeof(format::RecordHeader), sizeof fixed);
+  if (i == 0) {
+    const uint64_t n = fixed.n_segments;
+    return record + fixed.segments_at + (n > 1 ? format::PadTo8(4 * (n - 1)) : 0);
+  }
+  uint32_t entry;
+  std::memcpy(&entry, record + fixed.segments_at + 4 * uint64_t{i - 1}, 4);
+  return record + entry;
+}
+
+}  // namespace assay::codec
