@@ -6,8 +6,12 @@
 // upper 32 bits are folded into the salt, so a kernel sees 32-bit numbers alone.
 #pragma once
 
-#include <array>
 #include <cstdint>
+
+// The files of one instruction set are compiled with its flags. An inline function that such a file emits out of line
+// could be the copy that the linker keeps for everybody, so what they call is always inlined, and plain arrays stand
+// where std::array would.
+#define ASSAY_KERNEL_INLINE [[gnu::always_inline]] inline
 
 namespace assay {
 
@@ -16,14 +20,14 @@ inline constexpr int kBlockGroups = 256;  // groups of a block, and slots of the
 inline constexpr int kDigestWords = 16;   // 32-bit words of the widest group (eight f64)
 
 // The bijective finaliser of splitmix64.
-constexpr uint64_t Mix64(uint64_t z) {
+ASSAY_KERNEL_INLINE constexpr uint64_t Mix64(uint64_t z) {
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
   return z ^ (z >> 31);
 }
 
 // The full 32-bit mix: a bijection, every input bit reaches every output bit.
-constexpr uint32_t Mix32(uint32_t x) {
+ASSAY_KERNEL_INLINE constexpr uint32_t Mix32(uint32_t x) {
   x = (x ^ (x >> 16)) * 0x7feb352du;
   x = (x ^ (x >> 15)) * 0x846ca68bu;
   return x ^ (x >> 16);
@@ -36,25 +40,31 @@ struct Salt {
 };
 
 // group_high: upper 32 bits of the group number.
-constexpr Salt SaltOf(uint64_t request, uint32_t group_high) {
+ASSAY_KERNEL_INLINE constexpr Salt SaltOf(uint64_t request, uint32_t group_high) {
   const uint64_t z = Mix64(request + (uint64_t{group_high} + 1) * 0x9e3779b97f4a7c15u);
   return {static_cast<uint32_t>(z), static_cast<uint32_t>(z >> 32)};
 }
 
 // r of a block: slot = (group & 255) ^ r. group is the low 32 bits of any group of the block.
-constexpr uint32_t SlotRotation(uint32_t group, Salt salt) { return Mix32((group >> 8) ^ salt.block) & 0xff; }
+ASSAY_KERNEL_INLINE constexpr uint32_t SlotRotation(uint32_t group, Salt salt) {
+  return Mix32((group >> 8) ^ salt.block) & 0xff;
+}
 
 // g of a group: its top bit is the group's sign (1: minus), all of it keys the digest. Two multiplications.
-constexpr uint32_t GroupHash(uint32_t group, uint32_t salt_group) {
+ASSAY_KERNEL_INLINE constexpr uint32_t GroupHash(uint32_t group, uint32_t salt_group) {
   uint32_t h = (group ^ salt_group) * 0x9e3779b1u;
   return (h ^ (h >> 15)) * 0x85ebca77u;
 }
 
 // K of word n of a group.
-inline constexpr std::array<uint32_t, kDigestWords> kDigestKeys = [] {
-  std::array<uint32_t, kDigestWords> keys{};
+struct DigestKeys {
+  uint32_t word[kDigestWords] = {};
+};
+
+inline constexpr DigestKeys kDigestKeys = [] {
+  DigestKeys keys;
   for (uint32_t n = 0; n < kDigestWords; ++n) {
-    keys[n] = static_cast<uint32_t>(Mix64((n + 1) * 0x9e3779b97f4a7c15u) >> 32);
+    keys.word[n] = static_cast<uint32_t>(Mix64((n + 1) * 0x9e3779b97f4a7c15u) >> 32);
   }
   return keys;
 }();
@@ -63,8 +73,8 @@ inline constexpr std::array<uint32_t, kDigestWords> kDigestKeys = [] {
 // 8, 16, 32 and 64 of the bucket exactly once: a fold to 64 buckets is a permuted add without collisions, and so are
 // the folds to 16 (head cells) and 4 (row cells).
 struct SketchTable {
-  std::array<std::array<uint8_t, kLanes>, kBlockGroups> bucket{};
-  std::array<uint8_t, kBlockGroups> minus{};  // bit j set: sign of lane j is minus
+  uint8_t bucket[kBlockGroups][kLanes] = {};
+  uint8_t minus[kBlockGroups] = {};  // bit j set: sign of lane j is minus
 };
 
 // Draws are taken in order from Mix64(kSketchSeed + n * 0x9e3779b97f4a7c15), n = 1, 2, ...; see docs/numerics.md.

@@ -30,7 +30,7 @@ struct IndexMap {
   uint64_t inner = 1;
   uint64_t outer_stride = 1;
 
-  uint64_t At(uint64_t c) const { return c / inner * outer_stride + base + c % inner; }
+  ASSAY_KERNEL_INLINE uint64_t At(uint64_t c) const { return c / inner * outer_stride + base + c % inner; }
 };
 
 // n_groups whole groups of one row, contiguous at data (any alignment). Neither `group` nor `row_group` runs over 2^32.
@@ -79,8 +79,9 @@ struct alignas(64) Accumulator {
   uint32_t matrix_depth = 0;             // additions an entry may have seen since the last flush
   uint64_t matrix_block = ~uint64_t{0};  // last block that was added
 
-  // Takes in a finite element; ties of abs_max go to the smaller row-major number.
-  void Extreme(double value, uint64_t index) {
+  // Takes in a finite element, or (with finite counted by the caller) one that stands for several; ties of abs_max go
+  // to the smaller row-major number.
+  ASSAY_KERNEL_INLINE void Extreme(double value, uint64_t index) {
     const double magnitude = value < 0 ? -value : value;
     if (finite == 0) {
       min = max = value;
@@ -97,6 +98,9 @@ struct alignas(64) Accumulator {
     ++finite;
   }
 };
+
+// Bits to value, out of line for the vector kernels.
+double DecodeForKernel(uint64_t bits, DType dtype);
 
 struct Kernel {
   void (*add)(const Piece& piece, Accumulator* acc);

@@ -50,8 +50,8 @@ uint64_t DigestOf(const uint32_t* words, int n_words, uint32_t present, uint32_t
   uint64_t digest = 0;
   for (int w = 0; w < n_words; w += 2) {
     if ((present >> w & 3) == 0) continue;
-    const uint32_t even = words[w] + g + kDigestKeys[w];
-    const uint32_t odd = words[w + 1] + g + kDigestKeys[w + 1];
+    const uint32_t even = words[w] + g + kDigestKeys.word[w];
+    const uint32_t odd = words[w + 1] + g + kDigestKeys.word[w + 1];
     digest += uint64_t{even} * odd;
   }
   return digest;
@@ -231,6 +231,8 @@ void AddPortable(const Piece& piece, Accumulator* acc) {
 void FlushNothing(Accumulator*) {}
 
 }  // namespace
+
+double DecodeForKernel(uint64_t bits, DType dtype) { return DecodeBits(bits, dtype); }
 
 void AddGroupsPortable(const Piece& piece, uint32_t first, uint32_t n, Cell* row, Cell* head, Accumulator* acc) {
   Select(piece.dtype).groups(piece, first, n, row, head, acc);

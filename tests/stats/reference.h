@@ -83,8 +83,8 @@ inline uint64_t ReferenceDigest(const std::vector<std::pair<uint64_t, uint64_t>>
     const uint32_t g = GroupHash(static_cast<uint32_t>(number), salt.group);
     for (int w = 0; w < kDigestWords; w += 2) {
       if (!group.present[w] && !group.present[w + 1]) continue;
-      digest += uint64_t{static_cast<uint32_t>(group.words[w] + g + kDigestKeys[w])} *
-                static_cast<uint32_t>(group.words[w + 1] + g + kDigestKeys[w + 1]);
+      digest += uint64_t{static_cast<uint32_t>(group.words[w] + g + kDigestKeys.word[w])} *
+                static_cast<uint32_t>(group.words[w + 1] + g + kDigestKeys.word[w + 1]);
     }
   }
   return digest;
