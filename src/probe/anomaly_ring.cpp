@@ -24,6 +24,11 @@ std::vector<PendingEvent> AnomalyRing::TakeAll() {
   return out;
 }
 
+void AnomalyRing::DropOldest() {
+  held_bytes_ -= held_.front().size_bytes;
+  held_.pop_front();
+}
+
 std::vector<PendingEvent> AnomalyRing::Push(PendingEvent event, uint64_t occurrence, bool anomaly) {
   int64_t step = event.event.step;
   if (step >= 0) {
@@ -32,6 +37,7 @@ std::vector<PendingEvent> AnomalyRing::Push(PendingEvent event, uint64_t occurre
     step = host_has_steps_ ? newest_ : static_cast<int64_t>(occurrence);
   }
   newest_ = std::max(newest_, step);
+  while (!held_.empty() && held_.front().step <= newest_ - steps_) DropOldest();
   if (anomaly) {
     ++triggers_;
     written_through_ = std::max(written_through_, step);
@@ -47,13 +53,8 @@ std::vector<PendingEvent> AnomalyRing::Push(PendingEvent event, uint64_t occurre
   const uint64_t size_bytes = ApproximateBytes(event);
   held_.push_back({step, size_bytes, std::move(event)});
   held_bytes_ += size_bytes;
-  const auto drop_front = [&] {
-    held_bytes_ -= held_.front().size_bytes;
-    held_.pop_front();
-  };
-  while (!held_.empty() && held_.front().step <= newest_ - steps_) drop_front();
   while (!held_.empty() && held_bytes_ > memory_cap_) {
-    drop_front();
+    DropOldest();
     ++evicted_;
   }
   return {};

@@ -48,6 +48,7 @@ class AnomalyRing {
     PendingEvent event;
   };
   std::vector<PendingEvent> TakeAll();
+  void DropOldest();
 
   int64_t steps_;
   uint64_t memory_cap_;

@@ -1,7 +1,5 @@
 #include "probe/recorder.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <limits>
 #include <mutex>
@@ -16,59 +14,36 @@
 #include "trace/request_key.h"
 
 namespace assay {
+namespace {
+
+const std::string kNoPath;
+
+}  // namespace
 
 struct Recorder::Impl final : ForkGuarded {
   Impl(const Settings& s, const ProcessInfo& p)
-      : settings(s), process(p), registry(settings), ring(s.ring_steps, s.payload_budget) {}
+      : settings(s), rank(p.rank), registry(settings), ring(s.ring_steps, s.payload_budget) {}
 
   const Settings settings;
-  ProcessInfo process;  // meta grows by AddMeta, so that a child's file has it too
+  const int32_t rank;  // of the process
   SiteRegistry registry;
-  std::mutex meta_mutex;
   std::mutex ring_mutex;
-  std::mutex reopen_mutex;
   AnomalyRing ring;
-  std::unique_ptr<TraceWriter> writer;  // null with the sink stderr, or when a child could not open its file
-  std::string dir, path;
-  std::atomic<bool> forked{false};
+  std::unique_ptr<TraceWriter> writer;  // null with the sink stderr; opens a file of its own in a child by itself
   std::atomic<bool> closed{false};
   std::atomic<uint64_t> recorded{0};
   std::atomic<uint64_t> lost{0};  // observations that never reached the writer
 
   bool to_stderr() const { return settings.sink == "stderr"; }
 
-  Status OpenWriter(const std::string& folder) {
+  Status OpenWriter(const ProcessInfo& process) {
     if (to_stderr()) return {};
     TraceWriterOptions options;
-    options.dir = folder;
+    options.dir = settings.dir;
     options.byte_cap = settings.byte_cap;
     options.payload_budget = settings.payload_budget;
     ASSAY_ASSIGN_OR_RETURN(writer, TraceWriter::Open(options, process));
-    dir = writer->dir();
-    path = writer->path();
     return {};
-  }
-
-  // First use in a child of fork(): the parent's writer is left alone, never closed, for its file is the parent's.
-  void ReopenAfterFork() {
-    std::lock_guard lock(reopen_mutex);
-    if (!forked.load(std::memory_order_acquire)) return;
-    [[maybe_unused]] TraceWriter* parents = writer.release();
-    process.pid = ::getpid();
-    std::string folder;
-    for (char c : dir) folder += c == '%' ? std::string("%%") : std::string(1, c);
-    (void)OpenWriter(folder);  // without a writer every record counts as lost
-    forked.store(false, std::memory_order_release);
-  }
-
-  TraceWriter* CurrentWriter() {
-    if (forked.load(std::memory_order_acquire)) ReopenAfterFork();
-    return writer.get();
-  }
-
-  Status NoWriter() const {
-    return Status::Environment("the trace file of this process could not be opened in " + dir +
-                               "; observations are dropped and counted");
   }
 
   // An observation that never reached the writer.
@@ -93,11 +68,9 @@ struct Recorder::Impl final : ForkGuarded {
       WriteToStderr(FormatEventLine(site->name, event));
       return {};
     }
-    TraceWriter* out = CurrentWriter();
-    if (out == nullptr) return Lose(site, NoWriter());
     uint64_t id = site->writer_id.load(std::memory_order_acquire);
     if (id == 0) {
-      const Result<uint32_t> fresh = out->AddSite(site->name, site->engine_name, site->axes);
+      const Result<uint32_t> fresh = writer->AddSite(site->name, site->engine_name, site->axes);
       if (!fresh.ok()) return Lose(site, fresh.status());
       id = uint64_t{*fresh} + 1;
       site->writer_id.store(id, std::memory_order_release);
@@ -105,7 +78,7 @@ struct Recorder::Impl final : ForkGuarded {
     event.site = static_cast<uint32_t>(id - 1);
     Status status;
     if (pending->has_payload) {
-      Result<PayloadRef> stored = out->WritePayload(pending->payload.data(), pending->payload.size());
+      Result<PayloadRef> stored = writer->WritePayload(pending->payload.data(), pending->payload.size());
       if (stored.ok()) {
         event.payload = std::move(stored).value();
         event.payload.rows = std::move(pending->payload_rows);
@@ -113,7 +86,7 @@ struct Recorder::Impl final : ForkGuarded {
         status = stored.status();
       }
     }
-    if (const Status written = out->Write(event); !written.ok()) status = written;
+    if (const Status written = writer->Write(event); !written.ok()) status = written;
     if (!status.ok()) registry.CountDrop(site, status.message());
     return status;
   }
@@ -128,14 +101,14 @@ struct Recorder::Impl final : ForkGuarded {
   }
 
   Status RecordOrThrow(const Observation& observation, ProbeSite* site) {
-    const int32_t rank = observation.rank >= 0 ? observation.rank : process.rank;
-    if (!Wants(site, rank, observation.step)) {
+    const int32_t event_rank = observation.rank >= 0 ? observation.rank : rank;
+    if (!Wants(site, event_rank, observation.step)) {
       site->skipped.fetch_add(1, std::memory_order_relaxed);
       return {};
     }
     PendingEvent pending;
     pending.site = site;
-    pending.event.rank = rank;
+    pending.event.rank = event_rank;
     if (Status status = Observe(settings, observation, &pending); !status.ok()) return Lose(site, std::move(status));
     if (!ring.enabled()) {
       ASSAY_RETURN_IF_ERROR(Write(&pending, 0));
@@ -152,16 +125,15 @@ struct Recorder::Impl final : ForkGuarded {
     return WriteAll(std::move(due));
   }
 
-  bool Wants(const ProbeSite* site, int32_t rank, int64_t step) const {
-    return site->wanted && settings.ranks.contains(rank) && (step < 0 || settings.steps.contains(step));
+  bool Wants(const ProbeSite* site, int32_t event_rank, int64_t step) const {
+    return site->wanted && settings.ranks.contains(event_rank) && (step < 0 || settings.steps.contains(step));
   }
 
   Status WriteClosingNotes(int* not_found, uint64_t* ring_evicted) {
-    TraceWriter* out = CurrentWriter();
     for (const CoverageNote& note : registry.Coverage(not_found)) {
-      if (out != nullptr) ASSAY_RETURN_IF_ERROR(out->WriteCoverage(note));
+      if (writer != nullptr) ASSAY_RETURN_IF_ERROR(writer->WriteCoverage(note));
     }
-    if (!ring.enabled()) return {};
+    if (!ring.enabled() || writer == nullptr) return {};
     uint64_t triggers = 0;
     {
       std::lock_guard lock(ring_mutex);
@@ -169,35 +141,27 @@ struct Recorder::Impl final : ForkGuarded {
       *ring_evicted = ring.evicted();
       ring.Clear();
     }
-    if (out == nullptr) return {};
     if (*ring_evicted != 0) {
-      ASSAY_RETURN_IF_ERROR(out->WriteCoverage(
+      ASSAY_RETURN_IF_ERROR(writer->WriteCoverage(
           {"*", "dropped", *ring_evicted, "the on-anomaly ring outgrew ASSAY_BUDGET's payload bytes"}));
     }
-    return out->WriteProcessMeta("ring.triggers", std::to_string(triggers));
+    return writer->WriteProcessMeta("ring.triggers", std::to_string(triggers));
   }
 
   void BeforeFork() override {
-    reopen_mutex.lock();
     registry.LockForFork();
-    meta_mutex.lock();
     ring_mutex.lock();
   }
   void AfterForkInParent() override {
     ring_mutex.unlock();
-    meta_mutex.unlock();
     registry.UnlockInParent();
-    reopen_mutex.unlock();
   }
   void AfterForkInChild() override {
     new (&ring_mutex) std::mutex();
-    new (&meta_mutex) std::mutex();
-    new (&reopen_mutex) std::mutex();
     registry.ResetInChild();
     ring.Clear();  // the parent's events
     recorded.store(0);
     lost.store(0);
-    forked.store(!to_stderr(), std::memory_order_release);
   }
 };
 
@@ -207,7 +171,7 @@ Result<std::unique_ptr<Recorder>> Recorder::Open(const Settings& settings, const
   if (!settings.on()) return Status::Usage("the recorder is off: set ASSAY to a profile, such as ASSAY=all");
   std::unique_ptr<Recorder> recorder(new Recorder);
   recorder->impl_ = std::make_unique<Impl>(settings, process);
-  ASSAY_RETURN_IF_ERROR(recorder->impl_->OpenWriter(settings.dir));
+  ASSAY_RETURN_IF_ERROR(recorder->impl_->OpenWriter(process));
   Guard(recorder->impl_.get());
   return recorder;
 } catch (const std::bad_alloc&) {
@@ -221,7 +185,7 @@ Recorder::~Recorder() {
 }
 
 bool Recorder::wants(const ProbeSite* site, int32_t rank, int64_t step) const {
-  return site != nullptr && impl_->Wants(site, rank >= 0 ? rank : impl_->process.rank, step);
+  return site != nullptr && impl_->Wants(site, rank >= 0 ? rank : impl_->rank, step);
 }
 
 bool Recorder::wants(std::string_view site, int32_t rank, int64_t step) const try {
@@ -235,6 +199,9 @@ ProbeSite* Recorder::AddSite(std::string_view name, std::string_view engine_name
 } catch (const std::bad_alloc&) {
   return nullptr;
 }
+
+uint32_t Recorder::NumberOf(const ProbeSite* site) { return site->number; }
+ProbeSite* Recorder::SiteAt(uint32_t number) const { return impl_->registry.At(number); }
 
 Status Recorder::Record(const Observation& observation) {
   if (!armed() || impl_->closed.load(std::memory_order_relaxed)) return {};
@@ -251,6 +218,18 @@ Status Recorder::Record(const Observation& observation) {
   return Status::Environment("no memory");
 }
 
+void Recorder::CountLost(const Observation& observation, std::string_view why) try {
+  ProbeSite* site = observation.handle;
+  if (site == nullptr && !observation.site.empty()) site = impl_->registry.Find(observation.site, {}, {});
+  if (site != nullptr) {
+    (void)impl_->Lose(site, Status::Usage(std::string(why)));
+  } else {
+    impl_->lost.fetch_add(1, std::memory_order_relaxed);
+  }
+} catch (const std::bad_alloc&) {
+  impl_->lost.fetch_add(1, std::memory_order_relaxed);
+}
+
 Status Recorder::AddRequest(const RequestInfo& request) try {
   RequestInfo stored = request;
   if (stored.key == 0) {
@@ -259,29 +238,17 @@ Status Recorder::AddRequest(const RequestInfo& request) try {
   }
   if (stored.prompt_tokens == 0) stored.prompt_tokens = static_cast<int64_t>(stored.tokens.size());
   if (!StoresTokens(impl_->settings)) stored.tokens.clear();
-  if (impl_->to_stderr()) return {};
-  TraceWriter* out = impl_->CurrentWriter();
-  return out == nullptr ? impl_->NoWriter() : out->WriteRequest(stored);
+  return impl_->writer == nullptr ? Status() : impl_->writer->WriteRequest(stored);
 } catch (const std::bad_alloc&) {
   return Status::Environment("no memory for a request");
 }
 
 Status Recorder::AddCoverage(const CoverageNote& note) {
-  if (impl_->to_stderr()) return {};
-  TraceWriter* out = impl_->CurrentWriter();
-  return out == nullptr ? impl_->NoWriter() : out->WriteCoverage(note);
+  return impl_->writer == nullptr ? Status() : impl_->writer->WriteCoverage(note);
 }
 
-Status Recorder::AddMeta(const std::string& key, const std::string& value) try {
-  {
-    std::lock_guard lock(impl_->meta_mutex);
-    impl_->process.meta.emplace_back(key, value);
-  }
-  if (impl_->to_stderr()) return {};
-  TraceWriter* out = impl_->CurrentWriter();
-  return out == nullptr ? impl_->NoWriter() : out->WriteProcessMeta(key, value);
-} catch (const std::bad_alloc&) {
-  return Status::Environment("no memory for metadata");
+Status Recorder::AddMeta(const std::string& key, const std::string& value) {
+  return impl_->writer == nullptr ? Status() : impl_->writer->WriteProcessMeta(key, value);
 }
 
 Status Recorder::Trigger(std::string_view reason) try {
@@ -297,11 +264,7 @@ Status Recorder::Trigger(std::string_view reason) try {
   return Status::Environment("no memory to write the on-anomaly ring");
 }
 
-Status Recorder::Flush() {
-  if (impl_->to_stderr()) return {};
-  TraceWriter* out = impl_->CurrentWriter();
-  return out == nullptr ? impl_->NoWriter() : out->Flush();
-}
+Status Recorder::Flush() { return impl_->writer == nullptr ? Status() : impl_->writer->Flush(); }
 
 Status Recorder::Close() try {
   if (impl_->closed.exchange(true)) return {};
@@ -309,7 +272,7 @@ Status Recorder::Close() try {
   uint64_t ring_evicted = 0;
   Status notes = impl_->WriteClosingNotes(&not_found, &ring_evicted);
   Status close;
-  if (TraceWriter* out = impl_->CurrentWriter()) close = out->Close();
+  if (impl_->writer != nullptr) close = impl_->writer->Close();
   ASSAY_RETURN_IF_ERROR(notes);
   ASSAY_RETURN_IF_ERROR(close);
   if (!impl_->settings.strict) return {};
@@ -328,13 +291,13 @@ Status Recorder::Close() try {
 }
 
 const Settings& Recorder::settings() const { return impl_->settings; }
-const std::string& Recorder::dir() const { return impl_->dir; }
-const std::string& Recorder::path() const { return impl_->path; }
+const std::string& Recorder::dir() const { return impl_->writer == nullptr ? kNoPath : impl_->writer->dir(); }
+const std::string& Recorder::path() const { return impl_->writer == nullptr ? kNoPath : impl_->writer->path(); }
 uint64_t Recorder::recorded() const { return impl_->recorded.load(); }
 
 DropCounts Recorder::drops() const {
   DropCounts counts;
-  if (impl_->writer != nullptr && !impl_->forked.load()) counts = impl_->writer->drops();
+  if (impl_->writer != nullptr) counts = impl_->writer->drops();
   counts.internal += impl_->lost.load();
   return counts;
 }

@@ -64,9 +64,15 @@ class Recorder {
   // the same site. Valid until the recorder is destroyed. nullptr only when memory ran out.
   ProbeSite* AddSite(std::string_view name, std::string_view engine_name, std::string_view axes);
 
+  // A site's number, from 0, and back; nullptr for a number that AddSite did not give.
+  static uint32_t NumberOf(const ProbeSite* site);
+  ProbeSite* SiteAt(uint32_t number) const;
+
   // OK when recorded, filtered out or disarmed. kUsage: the observation does not fit together (rank against shape,
   // an axis or run out of range, unknown dtype); kEnvironment: dropped, budget or disk. Both are counted.
   Status Record(const Observation& observation);
+  // Counts an observation that its caller could not even describe, under its site as far as that is known.
+  void CountLost(const Observation& observation, std::string_view why);
   // A key of 0 is computed from tokens and ordinal. Tokens are stored as ASSAY_TOKENS and the level say.
   Status AddRequest(const RequestInfo& request);
   Status AddCoverage(const CoverageNote& note);

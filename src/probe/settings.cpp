@@ -40,7 +40,7 @@ constexpr SettingHelp kSettings[] = {
 };
 
 // Read by other parts of assay: known names, not settings of a recording.
-constexpr std::string_view kOtherNames[] = {"ASSAY_ISA", "ASSAY_LIBRARY"};
+constexpr std::string_view kOtherNames[] = {"ASSAY_ISA", "ASSAY_LIBRARY", "ASSAY_TEST_STAGES"};
 
 constexpr ProfileHelp kProfiles[] = {
     {"all", "", "every site"},

@@ -1,5 +1,6 @@
 #include "probe/site_registry.h"
 
+#include <algorithm>
 #include <new>
 
 #include "sites/site_table.h"
@@ -58,6 +59,7 @@ ProbeSite* SiteRegistry::Find(std::string_view name, std::string_view engine_nam
   if (const auto it = by_name_.find(name); it != by_name_.end()) return it->second;
   ProbeSite& site = sites_.emplace_back();
   try {
+    site.number = static_cast<uint32_t>(sites_.size() - 1);
     site.name = name;
     site.engine_name = engine_name;
     site.axes = axes;
@@ -68,6 +70,11 @@ ProbeSite* SiteRegistry::Find(std::string_view name, std::string_view engine_nam
     throw;
   }
   return &site;
+}
+
+ProbeSite* SiteRegistry::At(uint32_t number) const {
+  std::shared_lock lock(mutex_);
+  return number < sites_.size() ? const_cast<ProbeSite*>(&sites_[number]) : nullptr;
 }
 
 void SiteRegistry::CountDrop(ProbeSite* site, const std::string& reason) {
@@ -122,7 +129,6 @@ std::vector<CoverageNote> SiteRegistry::Coverage(int* not_found) const {
 void SiteRegistry::ResetInChild() {
   new (&mutex_) std::shared_mutex();  // held by the forking thread under its parent's identity
   for (ProbeSite& site : sites_) {
-    site.writer_id.store(0, std::memory_order_relaxed);
     site.recorded.store(0, std::memory_order_relaxed);
     site.skipped.store(0, std::memory_order_relaxed);
     site.dropped.store(0, std::memory_order_relaxed);

@@ -18,7 +18,8 @@
 namespace assay {
 
 struct ProbeSite {
-  std::string name;  // canonical or the engine's own
+  uint32_t number = 0;  // in its registry, from 0
+  std::string name;     // canonical or the engine's own
   std::string engine_name;
   std::string axes;         // as given, or the canonical table's; empty when neither knows
   bool axes_given = false;  // by the caller: then its number of axes must be the tensor's rank
@@ -32,7 +33,7 @@ struct ProbeSite {
   std::atomic<uint64_t> recorded{0};
   std::atomic<uint64_t> skipped{0};  // turned away by a filter
   std::atomic<uint64_t> dropped{0};
-  // Id in the trace file of the current process, plus 1; 0: not written there yet.
+  // Id in the trace file plus 1, 0: not written yet. A child's file gets the same sites from the writer.
   std::atomic<uint64_t> writer_id{0};
 };
 
@@ -42,6 +43,8 @@ class SiteRegistry {
 
   // May throw std::bad_alloc; the registry stays as it was. Thread-safe. Pointers stay valid.
   ProbeSite* Find(std::string_view name, std::string_view engine_name, std::string_view axes);
+
+  ProbeSite* At(uint32_t number) const;  // nullptr beyond the last
 
   // Remembers the first reason for which an observation of the site was lost.
   void CountDrop(ProbeSite* site, const std::string& reason);
