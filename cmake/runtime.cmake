@@ -1,0 +1,29 @@
+# libassay.so, which lives inside host processes, and libassay_offline.so, which reads and compares traces for Python.
+set(ASSAY_SYMBOL_PREFIX "" CACHE STRING "Put before every exported symbol, so that two copies can share a process")
+
+set(runtime_dir ${PROJECT_SOURCE_DIR}/src/runtime)
+file(GLOB runtime_sources CONFIGURE_DEPENDS ${runtime_dir}/*.cpp)
+set(offline_sources ${runtime_sources})
+list(FILTER runtime_sources EXCLUDE REGEX "/offline_[^/]*$")
+list(FILTER offline_sources INCLUDE REGEX "/offline_[^/]*$")
+
+# A shared library of its own world: the C++ and compiler runtimes are linked in, and only the functions of its header
+# are visible, so that no other copy of either in the process can be mixed up with them.
+function(assay_shared_library target map)
+  add_library(${target} SHARED ${ARGN})
+  configure_file(${runtime_dir}/${map} ${PROJECT_BINARY_DIR}/${target}.map @ONLY)
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/src
+    PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:include>)
+  target_link_options(${target} PRIVATE -static-libstdc++ -static-libgcc -Wl,--as-needed -Wl,--exclude-libs,ALL
+    -Wl,--gc-sections $<$<NOT:$<BOOL:${ASSAY_SANITIZE}>>:-Wl,-z,defs> -Wl,-z,nodelete -Wl,--version-script=${PROJECT_BINARY_DIR}/${target}.map)
+  set_target_properties(${target} PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}
+    LINK_DEPENDS ${PROJECT_BINARY_DIR}/${target}.map VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
+endfunction()
+
+assay_shared_library(assay_shared assay.map ${runtime_sources})
+target_link_libraries(assay_shared PRIVATE assay_probe)
+set_target_properties(assay_shared PROPERTIES OUTPUT_NAME assay EXPORT_NAME assay)
+if(ASSAY_SYMBOL_PREFIX)
+  target_compile_definitions(assay_shared PUBLIC ASSAY_SYMBOL_PREFIX=${ASSAY_SYMBOL_PREFIX})
+endif()
+add_library(assay::assay ALIAS assay_shared)

@@ -1,0 +1,25 @@
+// A Status as the C interfaces hand it out: a code and a message in the caller's memory.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <string_view>
+
+#include "assay/assay.h"
+#include "base/status.h"
+
+namespace assay {
+
+inline int SetError(assay_error* error, int code, std::string_view message) {
+  if (error == nullptr) return code;
+  const size_t size = std::min(message.size(), sizeof(error->message) - 1);
+  std::memcpy(error->message, message.data(), size);
+  error->message[size] = '\0';
+  return code;
+}
+
+inline int SetError(assay_error* error, const Status& status) {
+  return SetError(error, static_cast<int>(status.code()), status.message());
+}
+
+}  // namespace assay

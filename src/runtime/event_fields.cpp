@@ -1,0 +1,128 @@
+#include "runtime/event_fields.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "runtime/row_runs.h"
+
+namespace assay {
+namespace {
+
+constexpr int32_t kMaxRank = 32;
+constexpr uint64_t kMaxStructSize = 65536;
+
+std::string_view OrEmpty(const char* text) { return text == nullptr ? std::string_view() : std::string_view(text); }
+
+Status BadField(std::string_view field, int64_t value, std::string_view expected) {
+  return Status::Usage("assay_event." + std::string(field) + " is " + std::to_string(value) + ", expected " +
+                       std::string(expected));
+}
+
+Status ReadTensor(const assay_event& event, OwnedObservation* out) {
+  if (event.ndim < 0 || event.ndim > kMaxRank) return BadField("ndim", event.ndim, "0 to 32");
+  if (event.ndim > 0 && event.shape == nullptr) return Status::Usage("assay_event.shape is NULL with ndim above 0");
+  if (event.dtype > UINT8_MAX) return BadField("dtype", event.dtype, "one of ASSAY_DTYPE_*");
+  if (event.compute_dtype > UINT8_MAX) return BadField("compute_dtype", event.compute_dtype, "one of ASSAY_DTYPE_*");
+  TensorView& view = out->observation.view;
+  const auto rank = static_cast<size_t>(event.ndim);
+  view.data = event.data;
+  view.dtype = static_cast<DType>(event.dtype);
+  view.offset_elems = event.offset;
+  view.shape = {event.shape, rank};
+  if (event.strides != nullptr) {
+    view.strides = {event.strides, rank};
+    return {};
+  }
+  int64_t stride = 1;
+  for (size_t i = rank; i-- > 0;) {
+    out->strides[i] = stride;
+    // Overflow is found with the element count; the stride of an absurd shape is never used.
+    if (__builtin_mul_overflow(stride, std::max<int64_t>(event.shape[i], 1), &stride)) stride = 0;
+  }
+  view.strides = {out->strides, rank};
+  return {};
+}
+
+Status ReadRows(const assay_event& event, OwnedObservation* out) {
+  const bool by_row = event.row_requests != nullptr || event.row_positions != nullptr;
+  if (by_row && event.n_runs != 0) {
+    return Status::Usage("assay_event has runs and row_requests or row_positions; give one of the two");
+  }
+  if (by_row) {
+    if (event.n_rows > static_cast<uint64_t>(INT64_MAX)) {
+      return BadField("n_rows", -1, "the extent of the row axis");
+    }
+    out->runs = RunsFromRows(event.row_requests, event.row_positions, static_cast<int64_t>(event.n_rows));
+  } else {
+    if (event.n_runs != 0 && event.runs == nullptr)
+      return Status::Usage("assay_event.runs is NULL with n_runs above 0");
+    for (uint64_t i = 0; i < event.n_runs; ++i) {
+      const assay_row_run& run = event.runs[i];
+      out->runs.push_back({run.request, run.first_row, run.n_rows, run.first_position, run.padding != 0});
+    }
+  }
+  out->observation.runs = out->runs;
+  return {};
+}
+
+Status ReadShard(const assay_event& event, Observation* out) {
+  out->shard.index = event.shard_index;
+  out->shard.count = std::max(event.shard_count, 1);
+  out->shard.col_offset = event.shard_col_offset;
+  out->shard.full_cols = event.shard_full_cols;
+  if (event.shard_index < 0 || event.shard_index >= out->shard.count) {
+    return BadField("shard_index", event.shard_index, "0 to shard_count - 1");
+  }
+  if (event.shard_col_offset < 0) return BadField("shard_col_offset", event.shard_col_offset, "0 or above");
+  if (event.shard_full_cols < 0) return BadField("shard_full_cols", event.shard_full_cols, "0 or above");
+  return {};
+}
+
+}  // namespace
+
+Status ReadStructBytes(const void* in, uint64_t least_size, uint64_t known_size, const char* what, void* out) {
+  if (in == nullptr) return Status::Usage(std::string(what) + " is NULL");
+  uint64_t size = 0;
+  std::memcpy(&size, in, sizeof(size));
+  if (size < least_size || size > kMaxStructSize) {
+    return Status::Usage(std::string(what) + ".struct_size is " + std::to_string(size) + ", expected at least " +
+                         std::to_string(least_size) + "; make the struct with " + what + "_init()");
+  }
+  std::memcpy(out, in, std::min(size, known_size));
+  return {};
+}
+
+Status ReadEvent(const assay_event& event, OwnedObservation* out) {
+  Observation& o = out->observation;
+  o.site = OrEmpty(event.name);
+  if (event.site < 0 && o.site.empty()) return Status::Usage("assay_event has neither a site nor a name");
+  if (event.layer >= 0 && !o.site.empty() && o.site.substr(0, 7) != "layers.") {
+    out->name = "layers." + std::to_string(event.layer) + "." + std::string(o.site);
+    o.site = out->name;
+  }
+  o.engine_name = OrEmpty(event.engine_name);
+  o.axes = OrEmpty(event.axes);
+  o.rank = event.rank;
+  o.step = event.step;
+  if (event.phase > static_cast<uint32_t>(Phase::kLoad)) return BadField("phase", event.phase, "one of ASSAY_PHASE_*");
+  o.phase = static_cast<Phase>(event.phase);
+  constexpr uint32_t kFlags = ASSAY_FLAG_BEFORE_INPLACE | ASSAY_FLAG_IN_GRAPH;
+  if ((event.flags & ~kFlags) != 0) return BadField("flags", event.flags, "a sum of ASSAY_FLAG_*");
+  o.flags = event.flags;
+  o.stream = event.stream;
+  o.compute_dtype = static_cast<DType>(event.compute_dtype);
+  o.row_axis = event.row_axis;
+  o.head_axis = event.head_axis;
+  o.base_address = event.base_address;
+  ASSAY_RETURN_IF_ERROR(ReadTensor(event, out));
+  ASSAY_RETURN_IF_ERROR(ReadRows(event, out));
+  ASSAY_RETURN_IF_ERROR(ReadShard(event, &o));
+  if (event.n_meta != 0 && event.meta == nullptr) return Status::Usage("assay_event.meta is NULL with n_meta above 0");
+  for (uint64_t i = 0; i < event.n_meta; ++i) {
+    out->meta.emplace_back(OrEmpty(event.meta[i].key), OrEmpty(event.meta[i].value));
+  }
+  o.meta = out->meta;
+  return {};
+}
+
+}  // namespace assay
