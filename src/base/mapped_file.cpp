@@ -16,7 +16,11 @@ namespace assay {
 Result<MappedFile> MappedFile::Open(const std::string& path) {
   // O_NONBLOCK: opening a FIFO that lies in the folder must not wait for its other end.
   const FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!fd.valid()) return ErrnoStatus(path, "cannot open", errno);
+  if (!fd.valid()) {
+    const bool absent = errno == ENOENT || errno == ENOTDIR;
+    const Status status = ErrnoStatus(path, "cannot be read", errno);
+    return absent ? Status::BadInput(status.message()) : status;
+  }
   struct stat info;
   if (::fstat(fd.get(), &info) != 0) return ErrnoStatus(path, "cannot stat", errno);
   if (!S_ISREG(info.st_mode)) return Status::BadInput(path + ": not a regular file");

@@ -13,8 +13,8 @@ namespace assay {
 
 class MappedFile {
  public:
-  // kEnvironment when the file cannot be opened or mapped (the message has path and errno text), kBadInput when it is
-  // not a regular file. An empty file maps to an empty span.
+  // kBadInput: no such file, or not a regular one (a FIFO is not waited for). kEnvironment: no permission, or the
+  // mapping failed. The message has the path and the errno text. An empty file maps to an empty span.
   static Result<MappedFile> Open(const std::string& path);
 
   MappedFile() = default;

@@ -58,7 +58,7 @@ TEST_F(Files, MappingAFifoOrFolderFailsInsteadOfWaiting) {
   ASSERT_EQ(::mkfifo((dir_ + "/fifo").c_str(), 0600), 0);
   EXPECT_EQ(MappedFile::Open(dir_ + "/fifo").status().code(), Code::kBadInput);
   EXPECT_EQ(MappedFile::Open(dir_).status().code(), Code::kBadInput);
-  EXPECT_EQ(MappedFile::Open(dir_ + "/absent").status().code(), Code::kEnvironment);
+  EXPECT_EQ(MappedFile::Open(dir_ + "/absent").status().code(), Code::kBadInput);
 }
 
 TEST_F(Files, EmptyFileMapsToNothing) {
