@@ -1,11 +1,12 @@
 // Matrix products of the native runtime, row-major: y[M, N] = x[M, K] * w[N, K]^T, as a linear layer has them.
 //
-// From OpenBLAS where it was found at build time, otherwise (and for one row) from own loops that the compiler
-// vectorises. Error bound of every path, element by element, u the unit roundoff of T:
+// From OpenBLAS where it was found at build time, otherwise (and for up to three rows) from own loops. Error bound of
+// every path, element by element, u the unit roundoff of T:
 //   |y - exact| <= gamma(K) * sum_k |x_k w_k|,  gamma(n) = n u / (1 - n u)
 // (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1: any order of summation, with or without fused
 // multiply-adds). The own loops sum in lanes, so their error is nearer to (K / 16 + 4) u.
-// Results depend on M (the one-row path sums in another order) and, with a BLAS, on the thread count.
+// Results depend on M (few rows go through the own loops, which sum in another order), on the instruction set and, with
+// a BLAS, on the thread count.
 #pragma once
 
 #include <cstdint>
