@@ -13,8 +13,9 @@
 #include <optional>
 #include <set>
 
+#include "base/mapped_file.h"
 #include "io/json.h"
-#include "io/mapped_file.h"
+#include "io/text_file.h"
 
 namespace assay {
 namespace {

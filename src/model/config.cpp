@@ -6,7 +6,7 @@
 #include <array>
 
 #include "io/json.h"
-#include "io/mapped_file.h"
+#include "io/text_file.h"
 #include "model/config_reader.h"
 
 namespace assay {

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "io/json.h"
-#include "io/mapped_file.h"
+#include "io/text_file.h"
 #include "model/text_split.h"
 
 namespace assay {

@@ -6,8 +6,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "base/mapped_file.h"
 #include "io/json.h"
-#include "io/mapped_file.h"
 #include "io/safetensors.h"
 
 namespace assay {

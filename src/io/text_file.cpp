@@ -1,4 +1,6 @@
-#include "io/mapped_file.h"
+#include "io/text_file.h"
+
+#include "base/mapped_file.h"
 
 namespace assay {
 
