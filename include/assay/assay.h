@@ -72,7 +72,8 @@ typedef struct assay_error {
   char message[1024]; /* what happened, where, what to do next; cut to fit, always ends with NUL */
 } assay_error;
 
-/* ---- Numbers of the trace format, never reused -------------------------------------------------------------------- */
+/* ---- Numbers of the trace format, never reused --------------------------------------------------------------------
+ */
 
 #define ASSAY_DTYPE_F64 1
 #define ASSAY_DTYPE_F32 2
@@ -106,7 +107,8 @@ typedef struct assay_error {
 #define ASSAY_FLAG_BEFORE_INPLACE 1u /* the value was taken before a later in-place write */
 #define ASSAY_FLAG_IN_GRAPH 2u       /* recorded from inside a captured graph */
 
-/* ---- Structs ------------------------------------------------------------------------------------------------------ */
+/* ---- Structs ------------------------------------------------------------------------------------------------------
+ */
 
 /* A process's recording. Its first word is the armed flag, an int32_t that assay_armed reads; all else is hidden. */
 typedef struct assay_trace assay_trace;
@@ -120,8 +122,8 @@ typedef struct assay_pair {
 /* n_rows consecutive rows of the tensor, of one request, at consecutive positions; positions count from 0 at the first
  * prompt token. Elements of an array: this struct does not grow. */
 typedef struct assay_row_run {
-  uint64_t request;       /* assay_request_key; 0: no known request */
-  int64_t first_row;      /* row of the tensor, along row_axis */
+  uint64_t request;  /* assay_request_key; 0: no known request */
+  int64_t first_row; /* row of the tensor, along row_axis */
   int64_t n_rows;
   int64_t first_position; /* position of first_row in its request */
   uint32_t padding;       /* 1: rows that belong to no request */
@@ -132,15 +134,15 @@ typedef struct assay_row_run {
 
 typedef struct assay_options {
   uint64_t struct_size;
-  const char* const* settings;   /* n_settings strings "ASSAY_LEVEL=payload"; they win over the environment */
+  const char* const* settings; /* n_settings strings "ASSAY_LEVEL=payload"; they win over the environment */
   uint64_t n_settings;
-  uint32_t flags;                /* ASSAY_OPEN_* */
-  int32_t rank;                  /* of this process; -1: RANK and its like in the environment, else 0 */
-  int32_t world_size;            /* number of ranks; 0: WORLD_SIZE and its like in the environment, else 1 */
-  uint32_t reserved;             /* 0 */
-  const char* const* command;    /* n_command strings, argv to run the host again; NULL: /proc/self/cmdline */
+  uint32_t flags;             /* ASSAY_OPEN_* */
+  int32_t rank;               /* of this process; -1: RANK and its like in the environment, else 0 */
+  int32_t world_size;         /* number of ranks; 0: WORLD_SIZE and its like in the environment, else 1 */
+  uint32_t reserved;          /* 0 */
+  const char* const* command; /* n_command strings, argv to run the host again; NULL: /proc/self/cmdline */
   uint64_t n_command;
-  const assay_pair* meta;        /* n_meta facts of the process: engine, version, model, dtype */
+  const assay_pair* meta; /* n_meta facts of the process: engine, version, model, dtype */
   uint64_t n_meta;
 } assay_options;
 
@@ -166,46 +168,47 @@ typedef struct assay_event {
   uint32_t flags;          /* ASSAY_FLAG_* */
   uint64_t stream;         /* identity of a stream or graph; 0: not known */
   /* The tensor. */
-  const void* data;          /* base of the storage; memory that this process can read */
-  const int64_t* shape;      /* ndim extents; NULL when ndim is 0 */
-  const int64_t* strides;    /* ndim strides in elements, 0 and negative allowed; NULL: row-major without gaps */
-  int64_t offset;            /* of the first element from data, in elements */
-  int32_t ndim;              /* 0..32 */
-  uint32_t dtype;            /* ASSAY_DTYPE_* */
-  uint32_t compute_dtype;    /* coarsest rounding the value has been through (a bf16 result held in f32: bf16); or 0 */
-  int32_t row_axis;          /* axis of the token rows; -1: by axes */
-  int32_t head_axis;         /* axis of the heads; -1: by axes */
-  uint32_t reserved;         /* 0 */
-  uint64_t base_address;     /* identity of the storage, for aliasing; 0: data */
+  const void* data;       /* base of the storage; memory that this process can read */
+  const int64_t* shape;   /* ndim extents; NULL when ndim is 0 */
+  const int64_t* strides; /* ndim strides in elements, 0 and negative allowed; NULL: row-major without gaps */
+  int64_t offset;         /* of the first element from data, in elements */
+  int32_t ndim;           /* 0..32 */
+  uint32_t dtype;         /* ASSAY_DTYPE_* */
+  uint32_t compute_dtype; /* coarsest rounding the value has been through (a bf16 result held in f32: bf16); or 0 */
+  int32_t row_axis;       /* axis of the token rows; -1: by axes */
+  int32_t head_axis;      /* axis of the heads; -1: by axes */
+  uint32_t reserved;      /* 0 */
+  uint64_t base_address;  /* identity of the storage, for aliasing; 0: data */
   /* Whose rows: runs, or one request and position for each row. Neither: rows of no known request, from position 0.
    * Rows in no run are not measured. */
   const assay_row_run* runs;
   uint64_t n_runs;
-  const uint64_t* row_requests;  /* n_rows keys; NULL: 0 for all */
-  const int64_t* row_positions;  /* n_rows positions; -1: a padding row. NULL: 0, 1, 2 ... in each stretch of a request */
-  uint64_t n_rows;               /* of the two arrays: the extent of the row axis */
+  const uint64_t* row_requests; /* n_rows keys; NULL: 0 for all */
+  const int64_t*
+      row_positions; /* n_rows positions; -1: a padding row. NULL: 0, 1, 2 ... in each stretch of a request */
+  uint64_t n_rows;   /* of the two arrays: the extent of the row axis */
   /* Tensor parallelism: where this rank's columns lie in the whole. */
   int32_t shard_index;
-  int32_t shard_count;       /* 0 or 1: not sharded */
-  int64_t shard_col_offset;  /* first logical column of this shard */
-  int64_t shard_full_cols;   /* logical columns of the whole row; 0: the tensor's own */
-  const assay_pair* meta;    /* n_meta free pairs, kept with this event */
+  int32_t shard_count;      /* 0 or 1: not sharded */
+  int64_t shard_col_offset; /* first logical column of this shard */
+  int64_t shard_full_cols;  /* logical columns of the whole row; 0: the tensor's own */
+  const assay_pair* meta;   /* n_meta free pairs, kept with this event */
   uint64_t n_meta;
 } assay_event;
 
 typedef struct assay_request {
   uint64_t struct_size;
-  uint64_t key;            /* 0: computed from tokens and ordinal */
-  const int64_t* tokens;   /* n_tokens ids of the prompt; stored only with ASSAY_TOKENS=on or at level payload */
+  uint64_t key;          /* 0: computed from tokens and ordinal */
+  const int64_t* tokens; /* n_tokens ids of the prompt; stored only with ASSAY_TOKENS=on or at level payload */
   uint64_t n_tokens;
-  int64_t ordinal;         /* among equal prompts of the run, from 0 */
-  const char* engine_id;   /* the engine's own id; NULL: none */
+  int64_t ordinal;       /* among equal prompts of the run, from 0 */
+  const char* engine_id; /* the engine's own id; NULL: none */
 } assay_request;
 
 /* Observations that did not reach the trace, by reason. */
 typedef struct assay_drop_counts {
-  uint64_t struct_size;    /* in: sizeof; fields beyond it are not written */
-  uint64_t byte_cap;       /* ASSAY_BUDGET's events */
+  uint64_t struct_size; /* in: sizeof; fields beyond it are not written */
+  uint64_t byte_cap;    /* ASSAY_BUDGET's events */
   uint64_t disk_full;
   uint64_t payload_budget; /* payloads alone; their events were recorded */
   uint64_t internal;       /* did not fit together, no memory, no file */
@@ -252,7 +255,8 @@ static inline assay_drop_counts assay_drop_counts_init(void) {
   return counts;
 }
 
-/* ---- Functions ---------------------------------------------------------------------------------------------------- */
+/* ---- Functions ----------------------------------------------------------------------------------------------------
+ */
 
 /* "0.1.0", of the library. Static. */
 ASSAY_API const char* assay_version(void);
@@ -266,7 +270,8 @@ ASSAY_API uint32_t assay_abi_version(void);
 ASSAY_API int assay_open(const assay_options* options, assay_trace** trace, assay_error* error);
 
 /* Writes coverage and drop counts, closes the file and frees the handle; *trace becomes NULL. NULL is allowed. With
- * ASSAY_STRICT=on: ASSAY_ERROR_USAGE when a pattern matched no site, ASSAY_ERROR_ENVIRONMENT when something was dropped. */
+ * ASSAY_STRICT=on: ASSAY_ERROR_USAGE when a pattern matched no site, ASSAY_ERROR_ENVIRONMENT when something was
+ * dropped. */
 ASSAY_API int assay_close(assay_trace** trace, assay_error* error);
 
 /* 1 while observations are wanted: one relaxed atomic load. trace: from assay_open, not NULL. */
@@ -317,9 +322,9 @@ ASSAY_API int assay_drops(const assay_trace* trace, assay_drop_counts* counts, a
 ASSAY_API const char* assay_dir(const assay_trace* trace);
 ASSAY_API const char* assay_path(const assay_trace* trace);
 
-/* Parses settings as assay_open would and writes them out in full, "NAME=VALUE\n" each, ending with NUL. *size: in, bytes
- * of buffer; out, bytes needed, the NUL included. A buffer that is too small (or NULL) is ASSAY_OK with nothing written
- * but *size. flags: ASSAY_OPEN_*. */
+/* Parses settings as assay_open would and writes them out in full, "NAME=VALUE\n" each, ending with NUL. *size: in,
+ * bytes of buffer; out, bytes needed, the NUL included. A buffer that is too small (or NULL) is ASSAY_OK with nothing
+ * written but *size. flags: ASSAY_OPEN_*. */
 ASSAY_API int assay_settings_text(const char* const* settings, uint64_t n_settings, uint32_t flags, char* buffer,
                                   uint64_t* size, assay_error* error);
 

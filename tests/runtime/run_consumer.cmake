@@ -1,0 +1,28 @@
+# Installs the build and uses it from outside, through find_package(assay) and through pkg-config.
+function(must)
+  execute_process(COMMAND ${ARGN} RESULT_VARIABLE code OUTPUT_VARIABLE out ERROR_VARIABLE err)
+  if(NOT code EQUAL 0)
+    message(FATAL_ERROR "${ARGN} ended with ${code}\n${out}${err}")
+  endif()
+  set(out "${out}" PARENT_SCOPE)
+endfunction()
+
+file(REMOVE_RECURSE ${SCRATCH})
+set(prefix ${SCRATCH}/prefix)
+must(${CMAKE_COMMAND} --install ${BUILD} --prefix ${prefix} --component library)
+must(${CMAKE_COMMAND} -S ${SOURCE} -B ${SCRATCH}/build -D CMAKE_PREFIX_PATH=${prefix} -D CMAKE_C_COMPILER=${CC}
+  -D HOST_SOURCE=${HOST_SOURCE})
+must(${CMAKE_COMMAND} --build ${SCRATCH}/build)
+must(${SCRATCH}/build/consumer)
+
+find_program(pkg_config NAMES pkg-config pkgconf)
+if(pkg_config)
+  file(GLOB_RECURSE pc ${prefix}/assay.pc)
+  get_filename_component(pc_dir ${pc} DIRECTORY)
+  must(${CMAKE_COMMAND} -E env PKG_CONFIG_PATH=${pc_dir} ${pkg_config} --cflags --libs assay)
+  separate_arguments(flags UNIX_COMMAND "${out}")
+  get_filename_component(lib_dir ${pc_dir} DIRECTORY)
+  must(${CC} ${HOST_SOURCE} ${flags} -Wl,-rpath,${lib_dir} -o ${SCRATCH}/by-pkg-config)
+  must(${SCRATCH}/by-pkg-config)
+endif()
+file(REMOVE_RECURSE ${SCRATCH})

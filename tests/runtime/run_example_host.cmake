@@ -1,0 +1,31 @@
+# examples/host.c does what its first line says: nothing, a trace, or a line an event.
+file(REMOVE_RECURSE ${SCRATCH})
+file(MAKE_DIRECTORY ${SCRATCH})
+
+function(run setting)
+  execute_process(COMMAND ${CMAKE_COMMAND} -E env ASSAY=${setting} ASSAY_DIR=trace ${HOST} WORKING_DIRECTORY ${SCRATCH}
+    RESULT_VARIABLE code OUTPUT_VARIABLE out ERROR_VARIABLE err)
+  if(NOT code EQUAL 0)
+    message(FATAL_ERROR "ASSAY=${setting}: ended with ${code}\n${err}")
+  endif()
+  set(out "${out}" PARENT_SCOPE)
+  set(err "${err}" PARENT_SCOPE)
+endfunction()
+
+run(off)
+if(EXISTS ${SCRATCH}/trace OR out OR err)
+  message(FATAL_ERROR "off: something was written: ${out}${err}")
+endif()
+run(all:stderr)
+string(REGEX MATCHALL "assay layers\\.0\\.out f32 \\[2, 4\\] step [012] rank 0 norm [0-9.]+ min 1 max [0-9.]+ nan 0 inf 0\n"
+  lines "${err}")
+list(LENGTH lines count)
+if(NOT count EQUAL 3 OR EXISTS ${SCRATCH}/trace)
+  message(FATAL_ERROR "stderr: expected three lines, got\n${err}")
+endif()
+run(all)
+file(GLOB files ${SCRATCH}/trace/*.assay)
+if(NOT files OR out OR err)
+  message(FATAL_ERROR "all: no trace file, or something was printed: ${out}${err}")
+endif()
+file(REMOVE_RECURSE ${SCRATCH})
