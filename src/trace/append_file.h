@@ -26,7 +26,7 @@ struct AppendFileOptions {
   std::string path;                            // must not exist
   uint64_t byte_cap = uint64_t{4} << 30;       // events are refused beyond it
   uint64_t reserve_step = uint64_t{64} << 20;  // growth; halved down to 64 KiB when the disk refuses
-  uint64_t prefault_step = uint64_t{2} << 20;  // pages made present ahead of the tail at a time; 0: none
+  uint64_t ready_step = uint64_t{1} << 20;     // zeroed and made present ahead of the writers at a time
   int (*reserve_hook)(uint64_t offset, uint64_t size_bytes) = nullptr;  // tests: errno to fail with, 0 to go on
 };
 
@@ -68,8 +68,9 @@ class AppendFile {
   explicit AppendFile(AppendFileOptions options) : options_(std::move(options)) {}
   Status Map();
   bool Grow(uint64_t needed_end, format::DropReason* why);
-  int ReserveOnDisk(uint64_t offset, uint64_t size_bytes);
-  void Prefault(uint64_t end);
+  int WriteZeros(uint64_t offset, uint64_t size_bytes);
+  int ReserveMapped(uint64_t end);
+  int MakeReady(uint64_t end);
 
   format::LiveArea* live() const { return reinterpret_cast<format::LiveArea*>(base_ + format::kLiveOffset); }
   std::atomic_ref<uint64_t> LiveWord(uint64_t format::LiveArea::*word) const {
@@ -79,10 +80,10 @@ class AppendFile {
   AppendFileOptions options_;
   FileDescriptor fd_;
   unsigned char* base_ = nullptr;
-  uint64_t range_bytes_ = 0;                 // address range, cap and slack
-  uint64_t event_cap_ = 0;                   // first offset refused to events
-  std::atomic<uint64_t> mapped_end_{0};      // reserved on disk and mapped
-  std::atomic<uint64_t> prefaulted_end_{0};  // pages present
+  uint64_t range_bytes_ = 0;            // address range, cap and slack
+  uint64_t event_cap_ = 0;              // first offset refused to events
+  uint64_t reserved_end_ = 0;           // reserved on disk and mapped; under grow_mutex_
+  std::atomic<uint64_t> ready_end_{0};  // zeroed and present: where records may be put
   std::atomic<int> last_errno_{0};
   std::mutex grow_mutex_;
   std::atomic<uint32_t>* guard_ = nullptr;  // a page that the kernel wipes in a forked child

@@ -24,8 +24,6 @@ namespace {
 
 using format::DropReason;
 
-constexpr size_t kLeastEventBytes = sizeof(format::RecordHeader) + sizeof(format::EventFixed);
-
 uint64_t NowNs() {
   timespec now;
   ::clock_gettime(CLOCK_REALTIME, &now);
@@ -140,7 +138,7 @@ struct TraceWriter::Impl {
                         format::kFileSuffix;
     file_options.byte_cap = options.byte_cap;
     file_options.reserve_step = options.reserve_step;
-    file_options.prefault_step = options.prefault_step;
+    file_options.ready_step = options.ready_step;
     file_options.reserve_hook = options.reserve_hook;
     Result<std::unique_ptr<AppendFile>> file = AppendFile::Create(file_options);
     if (!file.ok()) {
@@ -312,37 +310,8 @@ Status TraceWriter::Write(const Event& event) {
     unsigned char* record = s->file->Reserve(size_bytes.value(), false, &why);
     if (record == nullptr) return impl_->Refused(s, why);
     codec::EncodeEvent(event, record);
-    codec::PatchEvent(record, s->file->NextSequence(), NowNs());
+    codec::PatchEvent(record, s->file->NextSequence(), event.time_ns != 0 ? event.time_ns : NowNs());
     s->file->Commit(record);
-    return {};
-  });
-}
-
-Result<std::vector<unsigned char>> TraceWriter::EncodeRecord(const Event& event) {
-  return Guarded([&]() -> Result<std::vector<unsigned char>> {
-    ASSAY_ASSIGN_OR_RETURN(const uint32_t size_bytes, codec::EventSize(event));
-    std::vector<unsigned char> record(size_bytes);
-    std::memcpy(record.data() + 4, &size_bytes, 4);
-    codec::EncodeEvent(event, record.data());
-    codec::PatchEvent(record.data(), 0, NowNs());
-    return record;
-  });
-}
-
-Status TraceWriter::WriteEncoded(std::span<const unsigned char> record) {
-  return Guarded([&]() -> Status {
-    Session* s = impl_->Current();
-    if (s->file == nullptr) return Impl::NoFile(s);
-    if (record.size() < kLeastEventBytes || record.size() > format::kMaxRecordBytes || record.size() % 8 != 0) {
-      return Status::Usage("not an encoded event record");
-    }
-    DropReason why{};
-    unsigned char* space = s->file->Reserve(static_cast<uint32_t>(record.size()), false, &why);
-    if (space == nullptr) return impl_->Refused(s, why);
-    std::memcpy(space + 12, record.data() + 12, record.size() - 12);
-    const uint64_t sequence = s->file->NextSequence();
-    std::memcpy(space + sizeof(format::RecordHeader) + offsetof(format::EventFixed, sequence), &sequence, 8);
-    s->file->Commit(space);
     return {};
   });
 }

@@ -9,9 +9,7 @@
 
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
-#include <vector>
 
 #include "base/status.h"
 #include "trace/event.h"
@@ -23,7 +21,7 @@ struct TraceWriterOptions {
   uint64_t byte_cap = uint64_t{4} << 30;        // event bytes of this process; beyond it events are dropped and counted
   uint64_t payload_budget = uint64_t{1} << 30;  // bytes of payload of this process
   uint64_t reserve_step = uint64_t{64} << 20;   // growth of the reserved file
-  uint64_t prefault_step = uint64_t{2} << 20;   // pages made present ahead of the writers at a time; 0: none
+  uint64_t ready_step = uint64_t{1} << 20;      // zeroed and made present ahead of the writers at a time
   bool manifest = true;                         // Close() renews manifest.json
   int (*reserve_hook)(uint64_t offset, uint64_t size_bytes) = nullptr;  // tests: an errno to fail a growth with, or 0
 };
@@ -43,13 +41,9 @@ class TraceWriter {
 
   // Assigns and writes the site's id; the same name gives the same id.
   Result<uint32_t> AddSite(const std::string& name, const std::string& engine_name, const std::string& axes);
-  // event.sequence and event.time_ns are set here. A dropped event is counted and still returns an error Status
-  // (kEnvironment); recording stays usable. Never throws.
+  // event.sequence is set here, event.time_ns too when it is 0. A dropped event is counted and still returns an error
+  // Status (kEnvironment); recording stays usable. Never throws.
   Status Write(const Event& event);
-  // A record that EncodeRecord made earlier (the on-anomaly ring); keeps its time, gets a new sequence number.
-  Status WriteEncoded(std::span<const unsigned char> record);
-  // An event's record as bytes in memory, with the time of now. kUsage when the format cannot hold the event.
-  static Result<std::vector<unsigned char>> EncodeRecord(const Event& event);
   Status WriteRequest(const RequestInfo& request);
   Status WriteCoverage(const CoverageNote& note);
   Status WriteProcessMeta(const std::string& key, const std::string& value);  // later wins

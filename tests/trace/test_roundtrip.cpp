@@ -1,6 +1,7 @@
 // Whatever the writer takes, the reader gives back.
 #include <limits>
 
+#include "trace/codec.h"
 #include "trace/reader.h"
 #include "trace_testing.h"
 
@@ -186,16 +187,26 @@ TEST(RoundTrip, ProcessSitesRequestsAndCoverageComeBack) {
 
 TEST(RoundTrip, SmallEventTakesAtMost700Bytes) {
   const Event decode_step = SomeEvent(3, 1, 256, 0);
-  const auto record = TraceWriter::EncodeRecord(decode_step);
-  ASSERT_TRUE(record.ok());
-  RecordProperty("bytes", static_cast<int>(record.value().size()));
-  EXPECT_LE(record.value().size(), 700u);
+  const Result<uint32_t> size_bytes = codec::EventSize(decode_step);
+  ASSERT_TRUE(size_bytes.ok());
+  RecordProperty("bytes", static_cast<int>(size_bytes.value()));
+  EXPECT_LE(size_bytes.value(), 700u);
   // A shard, strides of a slice and two metadata pairs on top.
   Event richer = decode_step;
   richer.shard = {1, 8, 256, 2048};
   richer.strides = {4096, 1};
   richer.meta = {{"kv_cache_dtype", "bf16"}, {"kv_scale", "1"}};
-  EXPECT_LE(TraceWriter::EncodeRecord(richer).value().size(), 700u);
+  EXPECT_LE(codec::EventSize(richer).value(), 700u);
+}
+
+TEST(RoundTrip, TimeOfTheObservationIsKept) {
+  const TempDir dir;
+  auto writer = OpenWriter(dir);
+  Event e = SomeEvent(1);
+  e.time_ns = 123;
+  ASSERT_TRUE(writer->Write(e).ok());
+  ASSERT_TRUE(writer->Close().ok());
+  EXPECT_EQ(OpenTrace(writer->dir())->event(0).time_ns(), 123u);
 }
 
 TEST(RoundTrip, FilesOfOneFolderShareGlobalSites) {
