@@ -1,0 +1,60 @@
+#include "model/sampler.h"
+
+#include <cmath>
+#include <limits>
+
+namespace assay {
+namespace {
+
+// SplitMix64's finaliser: every input bit reaches every output bit.
+uint64_t Mix(uint64_t x) {
+  x += 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+}  // namespace
+
+template <class T>
+Choice ChooseToken(const T* logits, int64_t vocab, double temperature, uint64_t seed, uint64_t request,
+                   int64_t position) {
+  Choice choice;
+  double best = -std::numeric_limits<double>::infinity(), second = best;
+  for (int64_t i = 0; i < vocab; ++i) {
+    const double v = static_cast<double>(logits[i]);
+    if (v > best) {
+      second = best;
+      best = v;
+      choice.token = i;
+    } else if (v > second) {
+      second = v;
+    }
+  }
+  choice.margin = best - second;
+  if (!(temperature > 0) || !std::isfinite(best)) return choice;
+
+  const double uniform =
+      static_cast<double>(Mix(Mix(Mix(seed) ^ request) ^ static_cast<uint64_t>(position)) >> 11) * 0x1p-53;
+  double total = 0;
+  for (int64_t i = 0; i < vocab; ++i) {
+    const double p = std::exp((static_cast<double>(logits[i]) - best) / temperature);
+    if (!std::isnan(p)) total += p;
+  }
+  double left = uniform * total;
+  for (int64_t i = 0; i < vocab; ++i) {
+    const double p = std::exp((static_cast<double>(logits[i]) - best) / temperature);
+    if (std::isnan(p)) continue;
+    left -= p;
+    if (left < 0) {
+      choice.token = i;
+      break;
+    }
+  }
+  return choice;
+}
+
+template Choice ChooseToken<float>(const float*, int64_t, double, uint64_t, uint64_t, int64_t);
+template Choice ChooseToken<double>(const double*, int64_t, double, uint64_t, uint64_t, int64_t);
+
+}  // namespace assay
