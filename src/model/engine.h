@@ -2,8 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
@@ -15,43 +18,48 @@ namespace assay {
 
 enum class AttentionPath : uint8_t { kMaterialised, kAbsorbed };
 enum class ComputeDType : uint8_t { kF32, kF64, kBF16 };
-enum class KvDType : uint8_t { kF32, kBF16, kFp8E4M3 };
+enum class KvDType : uint8_t { kAuto, kF32, kBF16, kFp8E4M3 };  // kAuto: as the run computes
 
 struct EngineOptions {
   AttentionPath path = AttentionPath::kMaterialised;  // MLA only; MHA/GQA models have one path
   ComputeDType dtype = ComputeDType::kF32;
-  KvDType kv_dtype = KvDType::kF32;
-  double kv_scale = 0;            // fp8: dequantised = code * scale; 0: amax of the first prefill / 448, per layer
-  int shards = 1;                 // tensor-parallel ranks, one thread each, reductions explicit
-  int64_t chunk = 0;              // prefill chunk in tokens, 0: in one piece; chunks merge by LSE
-  int64_t block_size = 16;        // of the paged cache
+  KvDType kv_dtype = KvDType::kAuto;
+  double kv_scale = 0;      // fp8: dequantised = code * scale; 0: amax of a layer's first rows / 448
+  int shards = 1;           // tensor-parallel ranks in lock-step, reductions explicit
+  int64_t chunk = 0;        // prefill chunk in tokens, 0: in one piece; chunks merge by LSE
+  int64_t block_size = 16;  // of the paged cache
   int64_t max_batch_tokens = 8192;
-  bool prefix_cache = false;      // equal prompt prefixes share full blocks
-  bool sequential = false;        // one request after the other, instead of batched
+  bool prefix_cache = false;  // equal prompt prefixes share full blocks
+  bool sequential = false;    // one request after the other, instead of batched
   int threads = 1;
   int64_t max_tokens = 16;
-  double temperature = 0;         // 0: greedy
+  double temperature = 0;  // 0: greedy
   uint64_t seed = 0;
   bool ignore_eos = false;
+  bool stream = false;                       // drop each layer's weights after use: models larger than memory
+  bool all_logits = false;                   // logits of every row, not only of those that choose a token
   int64_t first_layer = 0, last_layer = -1;  // half-open [first, last); last -1: all
-  std::string layer_input_trace;  // payload of "layers.(first-1).out" when first_layer > 0
-  std::string fault;              // "NAME" or "NAME@layer"; empty: none. "none:NAME" sets up what NAME needs, plants nothing
+  std::string layer_input_trace;             // payload of "layers.(first-1).out" when first_layer > 0
+  std::string fault;  // "NAME" or "NAME@layer"; empty: none. "none:NAME" sets up what NAME needs, plants nothing
 };
 
 struct PromptInput {
   std::vector<int64_t> tokens;
-  std::vector<int64_t> forced;    // continuation to follow instead of sampling (--like); empty: sample
+  std::vector<int64_t> forced;  // continuation to follow instead of sampling (--like); empty: sample
 };
 
 struct Generation {
-  std::vector<int64_t> tokens;    // generated, without the prompt
-  bool stopped = false;           // by an end token
+  std::vector<int64_t> tokens;  // generated, without the prompt
+  bool stopped = false;         // by an end token
 };
 
 struct RunStats {
   double prefill_seconds = 0, decode_seconds = 0;
   int64_t prefill_tokens = 0, decode_tokens = 0;
 };
+
+// Sees each row of logits as it is computed: prompt number, position of the row, values (bf16 and f32 runs widened).
+using LogitsSink = std::function<void(int64_t prompt, int64_t position, std::span<const double> logits)>;
 
 // recorder may be null. Deterministic for given options and thread count. kUsage: options that do not fit the model
 // or each other; kUsage with "changed nothing" when a planted fault had no effect.
@@ -60,7 +68,15 @@ class Engine {
   static Result<std::unique_ptr<Engine>> Create(std::shared_ptr<const Checkpoint> checkpoint, const ModelConfig& config,
                                                 const EngineOptions& options);
   ~Engine();
-  Result<std::vector<Generation>> Generate(const std::vector<PromptInput>& prompts, Recorder* recorder);
+  // One entry a prompt; a planted fault that needs a second prompt adds one, and its generation, at the end. With a
+  // fault planted the clean twin runs first, unrecorded. May be called again; every call starts with an empty cache.
+  Result<std::vector<Generation>> Generate(const std::vector<PromptInput>& prompts, Recorder* recorder,
+                                           const LogitsSink& sink = nullptr);
+  // The options and the model as they run, with what a fault needs set up.
+  const EngineOptions& options() const;
+  const ModelConfig& config() const;
+  // For ProcessInfo::meta: engine, path, dtypes, shards, model.* and the like.
+  std::vector<std::pair<std::string, std::string>> Describe() const;
   const RunStats& stats() const;
 
  private:
