@@ -33,7 +33,8 @@ include(${CMAKE_CURRENT_LIST_DIR}/runtime.cmake OPTIONAL)
 
 if(ASSAY_CLI)
   file(GLOB cli_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cli/*.cpp)
-  add_executable(assay ${cli_sources})
+  # The description of the host process is libassay's own.
+  add_executable(assay ${cli_sources} ${PROJECT_SOURCE_DIR}/src/runtime/process_info.cpp)
   target_link_libraries(assay PRIVATE assay_report assay_compare assay_model assay_probe CLI11::CLI11 fmt::fmt)
   set_target_properties(assay PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
   if(ASSAY_INSTALL)
