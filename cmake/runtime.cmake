@@ -15,7 +15,10 @@ function(assay_shared_library target map)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/src
     PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:include>)
   target_link_options(${target} PRIVATE -static-libstdc++ -static-libgcc -Wl,--as-needed -Wl,--exclude-libs,ALL
-    -Wl,--gc-sections $<$<NOT:$<BOOL:${ASSAY_SANITIZE}>>:-Wl,-z,defs> -Wl,-z,nodelete -Wl,--version-script=${PROJECT_BINARY_DIR}/${target}.map)
+    -Wl,--gc-sections -Wl,-z,nodelete -Wl,--version-script=${PROJECT_BINARY_DIR}/${target}.map)
+  if(NOT ASSAY_SANITIZE)  # a sanitizer's run-time symbols come from the program
+    target_link_options(${target} PRIVATE -Wl,-z,defs)
+  endif()
   set_target_properties(${target} PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}
     LINK_DEPENDS ${PROJECT_BINARY_DIR}/${target}.map VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
 endfunction()
