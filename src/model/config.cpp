@@ -15,6 +15,7 @@ namespace {
 constexpr uint64_t kMaxConfigBytes = 16u << 20;
 // Bounds that keep every product of two sizes far from overflow; real models stay below a tenth of them.
 constexpr int64_t kMaxSize = int64_t{1} << 24;
+constexpr int64_t kMaxHeadSize = int64_t{1} << 16;
 constexpr int64_t kMaxLayers = 4096;
 constexpr int64_t kMaxPositions = int64_t{1} << 40;
 
@@ -223,9 +224,9 @@ void ReadRope(ConfigReader* top, const Json& root, const Defaults& defaults, Mod
 
 void ReadMla(ConfigReader* r, ModelConfig* config) {
   config->kv_lora_rank = r->Int("kv_lora_rank", 1, kMaxSize);
-  config->qk_nope_head_dim = r->Int("qk_nope_head_dim", 1, kMaxSize);
-  config->qk_rope_head_dim = r->Int("qk_rope_head_dim", 2, kMaxSize);
-  config->v_head_dim = r->Int("v_head_dim", 1, kMaxSize);
+  config->qk_nope_head_dim = r->Int("qk_nope_head_dim", 1, kMaxHeadSize);
+  config->qk_rope_head_dim = r->Int("qk_rope_head_dim", 2, kMaxHeadSize);
+  config->v_head_dim = r->Int("v_head_dim", 1, kMaxHeadSize);
   // An explicit null means "no query latent"; an absent key would mean the family's 1536, which nobody intends.
   config->q_lora_rank = r->has("q_lora_rank") || !r->present("q_lora_rank") ? r->Int("q_lora_rank", 1, kMaxSize) : 0;
   r->RefuseIf(config->family == Family::kGlmMoeDsa && config->q_lora_rank == 0, "q_lora_rank",
@@ -251,7 +252,7 @@ void ReadGqa(ConfigReader* r, const Defaults& defaults, ModelConfig* config) {
   config->n_kv_heads = r->Int("num_key_value_heads", 1, kMaxSize, kv_default);
   r->RefuseIf(config->n_heads % config->n_kv_heads != 0, "num_key_value_heads",
               "does not divide num_attention_heads = " + std::to_string(config->n_heads));
-  config->head_dim = r->Int("head_dim", 2, kMaxSize, defaults.head_dim);
+  config->head_dim = r->Int("head_dim", 2, kMaxHeadSize, defaults.head_dim);
   if (config->head_dim == 0) {
     r->RefuseIf(
         config->hidden_size % config->n_heads != 0, "hidden_size",
@@ -500,6 +501,8 @@ ModelConfig ReadConfig(ConfigReader* r, const Json& root, Family family) {
   ReadWindow(r, &config);
   if (HasExperts(family)) ReadMoe(r, defaults, &config);
   ReadRope(r, root, defaults, &config);
+  r->RefuseIf(config.head_dim > kMaxHeadSize, "hidden_size", "heads of more than 65536 channels");
+  if (!r->status().ok()) return config;
   const int64_t rotated = MakeRopeTable(config).rotary_dim;
   r->RefuseIf(rotated < 2 || rotated % 2 != 0, IsMla(family) ? "qk_rope_head_dim" : "head_dim",
               "RoPE would turn " + std::to_string(rotated) + " channels, which is no positive even number");
