@@ -240,7 +240,7 @@ TEST(Writer, ForkInTheMiddleOfOtherThreadsCallsDoesNotBlockTheChild) {
   for (int t = 0; t < 3; ++t) {
     threads.emplace_back([&, t] {
       for (int i = 0; !stop; ++i) {
-        (void)writer->AddSite("s" + std::to_string(t) + "." + std::to_string(i % 200), "", "");
+        (void)writer->AddSite(std::to_string(t) + "." + std::to_string(i % 200), "", "");
         (void)writer->Write(SomeEvent(static_cast<uint64_t>(i), 3));
       }
     });
