@@ -28,9 +28,15 @@ def text_of(ranges: list[tuple[int, int]]) -> str:
 
 
 def chunked(
-    rec: Recording, v: Variant, call: Call, prefix: list[list[tuple[int, int]]], tamper: Tamper
+    rec: Recording,
+    v: Variant,
+    call: Call,
+    prefix: list[list[tuple[int, int]]],
+    tamper: Tamper,
+    audit: dict[str, str] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Prefix chunks (a range for each request) and the causal suffix, recorded, then merged."""
+    """Prefix chunks (a range for each request) and the causal suffix, recorded, then merged. `audit` goes with each
+    log-sum-exp."""
     suffix = [(r.position, r.position + r.n) for r in call.rows]
     parts = []
     for j, ranges in enumerate(prefix + [suffix]):
@@ -40,7 +46,7 @@ def chunked(
         meta = {"softmax_scale": call.cfg.scale, "causal": last, "kv_range": text_of(ranges)}
         name = f"{v.layer(call.layer)}attn.chunk.{j}."
         rec.record(name + "out", out, "T H dv", call.rows, step=call.step, meta=meta)
-        rec.record(name + "lse", lse, "T H", call.rows, step=call.step, meta=meta)
+        rec.record(name + "lse", lse, "T H", call.rows, step=call.step, meta=meta | (audit or {}))
         parts.append((out, lse))
     return nx.merge(parts)
 
@@ -49,17 +55,21 @@ def untouched(j: int, out: np.ndarray, lse: np.ndarray, call: Call) -> tuple[np.
     return out, lse
 
 
-def prefix_hit(rec: Recording, v: Variant, tamper: Tamper, lengths: tuple[tuple[int, int], ...], cuts: int = 1) -> None:
-    """Step 0 fills the prefix of each request, step 1 runs the rest over `cuts` prefix chunks and the suffix.
+def prefix_hit(
+    rec: Recording,
+    v: Variant,
+    tamper: Tamper,
+    lengths: tuple[tuple[int, int], ...],
+    audit: dict[str, str] | None = None,
+) -> None:
+    """Step 0 fills the prefix of each request, step 1 runs the rest over the prefix as one chunk and the suffix.
     `tamper` sees the partial results of every layer before they are recorded."""
     cfg = mini_tf.Config()
 
     def attend(call: Call) -> tuple:
         if call.step == 0:
             return mini_tf.attend(call)
-        ends = [[r.position * (j + 1) // cuts for j in range(cuts)] for r in call.rows]
-        prefix = [[((e[j - 1] if j else 0), e[j]) for e in ends] for j in range(cuts)]
-        return chunked(rec, v, call, prefix, tamper)
+        return chunked(rec, v, call, [[(0, r.position) for r in call.rows]], tamper, audit)
 
     model = mini_tf.Decoder(rec, v, cfg, {"attend": attend}, always=True)
     rng, done, rest, head, tail = v.rng(3), [], [], [], []
@@ -120,4 +130,4 @@ def accumulator_layout(rec: Recording, v: Variant, faulty: bool) -> None:
             flat[start : start + rows] = lse[:, h]
         return out, view
 
-    prefix_hit(rec, v, tamper, ((9, 6),))
+    prefix_hit(rec, v, tamper, ((9, 6),), {"audit": "after"})
