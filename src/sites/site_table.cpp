@@ -11,11 +11,11 @@ namespace {
 // earlier chunks and steps from the cache.
 constexpr std::string_view kContextMaterialised = "attn.q,ctx:attn.k,ctx:attn.v,ctx:attn.kv_write";
 constexpr std::string_view kContextAbsorbed = "attn.q_latent,attn.q_pe,ctx:attn.kv_write";
-// Partial results, when prefill was cut into chunks; they bridge to the two lists above where they are not recorded.
+// Partial results, when prefill was cut into chunks, and what they are computed from: rows of one piece have no chunks.
 constexpr std::string_view kMergedMaterialised =
-    "attn.chunk.J.out,attn.chunk.J.lse|attn.q,ctx:attn.k,ctx:attn.v,ctx:attn.kv_write";
+    "attn.chunk.J.out,attn.chunk.J.lse,attn.q,ctx:attn.k,ctx:attn.v,ctx:attn.kv_write";
 constexpr std::string_view kMergedAbsorbed =
-    "attn.chunk.J.out,attn.chunk.J.lse|attn.q_latent,attn.q_pe,ctx:attn.kv_write";
+    "attn.chunk.J.out,attn.chunk.J.lse,attn.q_latent,attn.q_pe,ctx:attn.kv_write";
 
 // name, axes, what, op, per_layer, paths, inputs on the materialised and on the absorbed path, shard axis, preset.
 // GEMM results that only feed a residual add are out of the preset: a probe there was measured to split the fusion and
@@ -59,12 +59,12 @@ constexpr SiteDef kSites[] = {
      SiteOp::kAttention, true, "both", kContextMaterialised, kContextAbsorbed, "H", true},
     {"attn.chunk.J.lse", "T H", "natural log of the softmax denominator over key chunk J", SiteOp::kAttention, true,
      "both", kContextMaterialised, kContextAbsorbed, "H", true},
-    {"attn.lse", "T H", "natural log of the softmax denominator over all keys", SiteOp::kMerge, true, "both",
-     kMergedMaterialised, kMergedAbsorbed, "H", true},
     {"attn.latent_out", "T H c", "attention output in the latent space, before W_UV", SiteOp::kMerge, true, "absorbed",
      kMergedAbsorbed, kMergedAbsorbed, "H", true},
     {"attn.out", "T H dv", "attention output per head, merged and unpadded, before o_proj", SiteOp::kMerge, true,
      "both", kMergedMaterialised, "attn.latent_out", "H", true},
+    {"attn.lse", "T H", "natural log of the softmax denominator over all keys", SiteOp::kMerge, true, "both",
+     kMergedMaterialised, kMergedAbsorbed, "H", true},
     {"attn.o_proj", "T h", "output projection", SiteOp::kLinear, true, "both", "attn.out", "attn.out", "", false},
     {"post_norm", "T h", "norm before the FFN, of prev.out + attn.o_proj", SiteOp::kNorm, true, "both",
      "prev.out,attn.o_proj", "prev.out,attn.o_proj", "", true},

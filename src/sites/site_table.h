@@ -42,8 +42,8 @@ struct SiteDef {
   std::string_view paths;  // "both", "materialised", "absorbed"
   // Canonical names, comma-separated; "prev.out" is the residual stream that enters (the out of the layer before, embed
   // for layer 0; for final_norm the out of the last layer). "ctx:" before a name: read over all earlier positions of
-  // the request as well (attention keys and values). Alternatives are separated by "|": the first one of which any
-  // name is recorded holds ("attn.q_nope,attn.q_pe|attn.q_proj": MLA or not).
+  // the request as well (attention keys and values). Alternatives are separated by "|": the one of which most
+  // names are recorded holds, the first of equals ("attn.q_nope,attn.q_pe|attn.q_proj": MLA or not).
   std::string_view inputs_materialised;
   std::string_view inputs_absorbed;
   std::string_view shard_axis;  // axis letter split by tensor parallelism, "" replicated
