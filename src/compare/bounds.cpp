@@ -1,0 +1,158 @@
+#include "compare/bounds.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+
+namespace assay {
+namespace {
+
+// Upper tail of chi square with an even number of degrees of freedom: exp(-x/2) * sum_{j < k/2} (x/2)^j / j!.
+double ChiSquareTail(double x, int k) {
+  double term = 1, sum = 1;
+  for (int j = 1; j < k / 2; ++j) {
+    term *= x / 2 / j;
+    sum += term;
+  }
+  return std::exp(-x / 2 + std::log(sum));
+}
+
+// One character class at pattern[*i] == '['; moves *i behind it. An unclosed class matches nothing.
+bool ClassMatches(std::string_view pattern, size_t* i, char c) {
+  size_t j = *i + 1;
+  const bool negated = j < pattern.size() && pattern[j] == '!';
+  if (negated) ++j;
+  bool found = false;
+  for (bool first = true; j < pattern.size() && (first || pattern[j] != ']'); first = false) {
+    if (j + 2 < pattern.size() && pattern[j + 1] == '-' && pattern[j + 2] != ']') {
+      found |= pattern[j] <= c && c <= pattern[j + 2];
+      j += 3;
+    } else {
+      found |= pattern[j++] == c;
+    }
+  }
+  if (j >= pattern.size()) return false;
+  *i = j + 1;
+  return found != negated;
+}
+
+}  // namespace
+
+double SpreadAbove(int buckets, double p) {
+  buckets = std::min(buckets, 512);  // larger sums overflow; the factor of fewer buckets is an upper bound
+  double low = buckets, high = buckets;
+  while (ChiSquareTail(high, buckets) > p) high *= 2;
+  for (int i = 0; i < 60; ++i) {
+    const double middle = (low + high) / 2;
+    (ChiSquareTail(middle, buckets) > p ? low : high) = middle;
+  }
+  return std::sqrt(high / buckets);
+}
+
+OpModel ModelOf(SiteOp op) {
+  switch (op) {
+    case SiteOp::kSource:
+    case SiteOp::kEmbed:
+      return {1, false, 1};
+    case SiteOp::kCopy:  // a cache write rounds once to the cache's dtype
+      return {1, false, 1.5};
+    case SiteOp::kNorm:  // mean of squares, reciprocal root, two products; weights are uneven over the channels
+      return {4, false, 3};
+    case SiteOp::kLinear:
+      return {2, true, 3};
+    case SiteOp::kRope:  // two products and a sum an element, sine and cosine rounded
+      return {4, false, 2};
+    case SiteOp::kAttention:  // scores, probabilities, output; a score's error grows by its own size
+    case SiteOp::kMerge:
+      return {6, true, 8};
+    case SiteOp::kAdd:
+    case SiteOp::kReduce:
+      return {3, false, 1};
+    case SiteOp::kActivation:  // a product of two inputs
+      return {4, false, 4};
+    case SiteOp::kRoute:
+    case SiteOp::kSelect:
+      return {4, false, 6};
+    case SiteOp::kCombine:  // two matrix products and an activation inside
+      return {8, true, 6};
+    case SiteOp::kArgmax:
+      return {1, false, 1};
+  }
+  return {4, true, 8};
+}
+
+double RoundoffOf(DType dtype, DType compute_dtype) {
+  return std::max(UnitRoundoff(dtype), UnitRoundoff(compute_dtype));
+}
+
+double RoundingNoise(double u, double roundings, bool contracts, double k) {
+  constexpr double kF32 = 0x1p-24;
+  const double accumulator = std::min(u, kF32);
+  const double walk = contracts ? accumulator * std::sqrt(std::max(k, 1.0)) : 0;
+  return std::sqrt(u * u * roundings + walk * walk);
+}
+
+Result<Tolerance> Tolerance::Parse(std::string_view text) {
+  Tolerance out;
+  size_t begin = 0;
+  while (begin <= text.size() && !text.empty()) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    const std::string_view entry = text.substr(begin, end - begin);
+    const size_t colon = entry.rfind(':');
+    const std::string_view number = colon == std::string_view::npos ? entry : entry.substr(colon + 1);
+    Entry parsed;
+    parsed.pattern = colon == std::string_view::npos ? "*" : std::string(entry.substr(0, colon));
+    const std::string copy(number);
+    char* stop = nullptr;
+    parsed.value = std::strtod(copy.c_str(), &stop);
+    if (copy.empty() || *stop != '\0' || !(parsed.value >= 0) || !std::isfinite(parsed.value) ||
+        parsed.pattern.empty()) {
+      return Status::Usage("tolerance: \"" + std::string(entry) +
+                           "\" is neither a number >= 0 nor PATTERN:NUMBER, as in \"1e-5,layers.*.q:1e-3\"");
+    }
+    out.entries_.push_back(std::move(parsed));
+    begin = end + 1;
+  }
+  return out;
+}
+
+double Tolerance::of(std::string_view site) const {
+  for (size_t i = entries_.size(); i > 0; --i) {
+    if (GlobMatches(entries_[i - 1].pattern, site)) return entries_[i - 1].value;
+  }
+  return -1;
+}
+
+bool GlobMatches(std::string_view pattern, std::string_view text) {
+  // Back to the last star on a mismatch: linear in pattern times text, no recursion.
+  size_t p = 0, t = 0;
+  size_t star = std::string_view::npos, mark = 0;
+  while (t < text.size()) {
+    size_t next = p;
+    if (p < pattern.size() && pattern[p] == '*') {
+      star = p++;
+      mark = t;
+      continue;
+    }
+    bool hit = false;
+    if (p < pattern.size() && pattern[p] == '[') {
+      hit = ClassMatches(pattern, &next, text[t]);
+    } else if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == text[t])) {
+      next = p + 1;
+      hit = true;
+    }
+    if (hit) {
+      p = next;
+      ++t;
+    } else if (star != std::string_view::npos) {
+      p = star + 1;
+      t = ++mark;
+    } else {
+      return false;
+    }
+  }
+  while (p < pattern.size() && pattern[p] == '*') ++p;
+  return p == pattern.size();
+}
+
+}  // namespace assay

@@ -1,0 +1,54 @@
+// How far apart two right values of a site may be: rounding of the operation, growth of its inputs' difference, and the
+// spread of the sketches that measure both. Every number here has its reason beside it; docs/diff.md tells the same in
+// prose. Nothing here looks at traces.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "sites/site_table.h"
+#include "tensor/dtype.h"
+
+namespace assay {
+
+// sqrt(chi2_k / k) stays below this factor with probability 1 - p: what a sketch of k buckets may read above the truth.
+// k even, >= 2; p in (0, 1).
+double SpreadAbove(int buckets, double p);
+
+// What an operation does to error, all relative to the norm of a row of its output.
+struct OpModel {
+  double roundings;   // roundings to the compute dtype between the inputs and the output, worst usual kernel
+  bool contracts;     // sums over K products: adds u_acc * sqrt(K), the random walk of K accumulated roundings
+  double gain;        // how much larger a relative difference of the inputs may come out
+};
+OpModel ModelOf(SiteOp op);
+
+// Unit roundoff of a value's history: the coarser of its dtype and its compute dtype. 0 for integers.
+double RoundoffOf(DType dtype, DType compute_dtype);
+
+// Relative rounding noise of one side: roundings at roundoff u, and the accumulator's walk over K products (accumulators
+// hold at least f32, unless the whole run is f64).
+double RoundingNoise(double u, double roundings, bool contracts, double k);
+
+// "1e-5,layers.*.q:1e-3": the last matching entry holds; an entry without a pattern holds for every site. Patterns are
+// globs (* ? [..]) over the canonical name.
+class Tolerance {
+ public:
+  static Result<Tolerance> Parse(std::string_view text);  // kUsage names the entry and what is wrong with it
+  // The relative tolerance of the site, or -1: not given, the derived bound holds.
+  double of(std::string_view site) const;
+
+ private:
+  struct Entry {
+    std::string pattern;
+    double value = 0;
+  };
+  std::vector<Entry> entries_;
+};
+
+// Glob over the whole text: * any run, ? one character, [a-z] and [!a-z] classes.
+bool GlobMatches(std::string_view pattern, std::string_view text);
+
+}  // namespace assay

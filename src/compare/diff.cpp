@@ -1,0 +1,139 @@
+#include "compare/diff.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "compare/findings.h"
+#include "compare/joint_index.h"
+#include "compare/judge.h"
+#include "compare/site_graph.h"
+
+namespace assay {
+namespace {
+
+constexpr size_t kMaxNames = 10000;  // of sites that one side lacks
+
+int ThreadsOf(const DiffOptions& options) {
+  if (options.threads > 0) return options.threads;
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+// Noise of each site between a run and the same run with its inputs disturbed by one unit in the last place.
+Result<std::map<std::string, double>> MeasureFloor(const Trace& a, const DiffOptions& options) {
+  std::map<std::string, double> floor;
+  if (options.floor_trace.empty()) return floor;
+  ASSAY_ASSIGN_OR_RETURN(std::unique_ptr<Trace> disturbed, Trace::Open(options.floor_trace));
+  ASSAY_ASSIGN_OR_RETURN(JointIndex index, JointIndex::Build(a, *disturbed, ThreadsOf(options)));
+  std::vector<std::string> notes;
+  const SiteGraph graph = SiteGraph::Build(index, ComparableSites(index, &notes));
+  const Judgement judgement = JudgeAll(index, graph, JudgeOptions());
+  for (const SiteOutcome& site : judgement.sites) floor[site.comparison.name] = site.noise;
+  if (floor.empty()) {
+    return Status::BadInput(options.floor_trace + ": has no site and row in common with " + a.path() +
+                            "; record the floor with the same prompts");
+  }
+  return floor;
+}
+
+void CountSites(const JointIndex& index, Coverage* coverage) {
+  for (const JointSite& site : index.sites) {
+    coverage->sites_a += site.recorded[kA];
+    coverage->sites_b += site.recorded[kB];
+    coverage->sites_common += site.recorded[kA] && site.recorded[kB];
+    if (!site.recorded[kB] && coverage->only_a.size() < kMaxNames) coverage->only_a.push_back(site.name);
+    if (!site.recorded[kA] && coverage->only_b.size() < kMaxNames) coverage->only_b.push_back(site.name);
+  }
+}
+
+// What the traces themselves say they lack.
+void NoteLosses(const Trace& trace, const char* side, Coverage* coverage) {
+  uint64_t dropped = 0, open = 0, damaged = 0;
+  for (const TraceProcess& process : trace.processes()) {
+    dropped += process.dropped;
+    open += !process.closed;
+  }
+  for (const Damage& damage : trace.damages()) damaged += !damage.benign;
+  auto note = [&](uint64_t count, const char* what) {
+    if (count > 0) coverage->notes.push_back(std::string(side) + ": " + std::to_string(count) + " " + what);
+  };
+  note(dropped, "observations were dropped while recording");
+  note(open, "files were not closed; their last events may be missing");
+  note(damaged, "damaged records were skipped");
+}
+
+std::string Percent(uint64_t part, uint64_t whole) {
+  return std::to_string(whole == 0 ? 0 : part * 100 / whole) + " %";
+}
+
+std::string Summarise(const DiffResult& result) {
+  const Coverage& c = result.coverage;
+  const std::string covered = std::to_string(c.sites_compared) + " of " + std::to_string(c.sites_common) +
+                              " common sites (" + Percent(c.sites_compared, c.sites_common) + "), " +
+                              std::to_string(c.rows_compared) + " rows";
+  switch (result.verdict) {
+    case Verdict::kSame:
+      return "same: bit-identical in " + covered;
+    case Verdict::kNoise:
+      return "noise: every difference is within its bound; " + covered;
+    case Verdict::kFault:
+      return "fault: first wrong tensor " + result.findings[0].name + "; " + covered;
+    case Verdict::kIncomparable:
+      break;
+  }
+  return "incomparable: no site and row in common (" + std::to_string(c.sites_a) + " sites in A, " +
+         std::to_string(c.sites_b) + " in B, " + std::to_string(c.sites_common) +
+         " common); were the same prompts run, with statistics on?";
+}
+
+}  // namespace
+
+std::string NameOf(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::kSame:
+      return "same";
+    case Verdict::kNoise:
+      return "noise";
+    case Verdict::kFault:
+      return "fault";
+    case Verdict::kIncomparable:
+      break;
+  }
+  return "incomparable";
+}
+
+Result<DiffResult> Diff(const Trace& a, const Trace& b, const DiffOptions& options) {
+  JudgeOptions judge;
+  ASSAY_ASSIGN_OR_RETURN(judge.tolerance, Tolerance::Parse(options.tolerance));
+  ASSAY_ASSIGN_OR_RETURN(judge.floor, MeasureFloor(a, options));
+  ASSAY_ASSIGN_OR_RETURN(const JointIndex index, JointIndex::Build(a, b, ThreadsOf(options)));
+  std::vector<std::string> notes = index.notes;
+  const SiteGraph graph = SiteGraph::Build(index, ComparableSites(index, &notes));
+  Judgement judgement = JudgeAll(index, graph, judge);
+
+  DiffResult result;
+  result.findings = MakeFindings(index, graph, judgement);
+  result.coverage = std::move(judgement.coverage);
+  CountSites(index, &result.coverage);
+  NoteLosses(a, "A", &result.coverage);
+  NoteLosses(b, "B", &result.coverage);
+  result.coverage.notes.insert(result.coverage.notes.end(), notes.begin(), notes.end());
+  result.near_ties = std::move(judgement.near_ties);
+  if (judgement.near_ties_total > result.near_ties.size()) {
+    result.coverage.notes.push_back(std::to_string(judgement.near_ties_total) + " near ties, the first " +
+                                    std::to_string(result.near_ties.size()) + " listed");
+  }
+  for (SiteOutcome& site : judgement.sites) result.sites.push_back(std::move(site.comparison));
+
+  const uint64_t judged_rows = result.coverage.rows_compared - result.coverage.rows_set_aside;
+  if (!result.findings.empty()) {
+    result.verdict = Verdict::kFault;
+  } else if (result.coverage.sites_compared == 0 || judged_rows == 0) {
+    result.verdict = Verdict::kIncomparable;
+  } else {
+    result.verdict = judgement.all_equal ? Verdict::kSame : Verdict::kNoise;
+  }
+  result.summary = Summarise(result);
+  return result;
+}
+
+}  // namespace assay

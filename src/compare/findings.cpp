@@ -1,0 +1,274 @@
+#include "compare/findings.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <map>
+
+#include "compare/row_causes.h"
+
+namespace assay {
+namespace {
+
+constexpr size_t kExplained = 4;      // findings whose rows are read once more; the first ones matter
+constexpr size_t kRowsExplained = 4096;
+constexpr double kHeadShare = 0.05;   // a head differs when it differs at least this much of the worst head
+
+std::string Number(double x) {
+  char buffer[32];
+  std::snprintf(buffer, sizeof buffer, "%.2e", x);
+  return buffer;
+}
+
+const char* Why(RootReason reason) {
+  switch (reason) {
+    case RootReason::kBound:
+      return "inputs agree, output does not";
+    case RootReason::kSum:
+      return "the output is not the sum of its inputs on one side, and is on the other";
+    case RootReason::kMajority:
+      return "inputs agree, most rows of the output differ by more than rounding explains";
+    case RootReason::kNonFinite:
+      return "inputs agree, non-finite elements of the output do not";
+    case RootReason::kChoice:
+      return "scores agree, the choice made from them does not, by more than a near tie";
+    case RootReason::kReplica:
+      return "copies of one tensor differ between ranks";
+  }
+  return "";
+}
+
+class Maker {
+ public:
+  Maker(const JointIndex& index, const SiteGraph& graph, const SiteOutcome& outcome)
+      : index_(index), graph_(graph), outcome_(outcome), site_(index.sites[outcome.site]) {}
+
+  FirstBad Run(bool explain) {
+    bad_.name = site_.name;
+    bad_.layer = site_.parsed.layer;
+    bad_.measured = outcome_.measured;
+    bad_.bound = outcome_.bound;
+    bad_.bound_basis = outcome_.basis;
+    bad_.method = outcome_.reason == RootReason::kChoice ? "diff: digests" : "diff: sketches";
+    bad_.cls = outcome_.reason == RootReason::kNonFinite ? "RANGE" : "UNKNOWN";
+    const double excess = outcome_.bound > 0 ? outcome_.measured / outcome_.bound : 1e9;
+    bad_.confidence = !outcome_.inputs_known ? 0.5 : excess > 10 ? 0.99 : excess > 2 ? 0.9 : 0.7;
+    PickRequest();
+    bad_.evidence.push_back(outcome_.inputs_known ? Why(outcome_.reason)
+                                                  : "the first site compared that differs; nothing before it was recorded");
+    bad_.evidence.push_back(Number(outcome_.measured) + " measured, bound " + Number(outcome_.bound) +
+                            ", inputs differ by " + Number(outcome_.measured_in));
+    if (requests_ > 1) {
+      bad_.evidence.push_back("in " + std::to_string(requests_) + " requests, " +
+                              std::to_string(outcome_.roots.size()) + " rows in all");
+    }
+    for (int32_t rank : outcome_.deviating_ranks) bad_.ranks.push_back(rank);
+    if (explain) {
+      FindHeads();
+      FindRanks();
+      Explain();
+    }
+    return std::move(bad_);
+  }
+
+ private:
+  // The request whose wrong rows come first in time, and its positions.
+  void PickRequest() {
+    struct PerRequest {
+      std::vector<uint32_t> rows;
+      int64_t step = -1;
+    };
+    std::map<uint32_t, PerRequest> by_request;
+    for (uint32_t row : outcome_.roots) by_request[index_.interval_of(row).request].rows.push_back(row);
+    requests_ = by_request.size();
+    const PerRequest* best = nullptr;
+    for (auto& [request, found] : by_request) {
+      found.step = StepOf(request, PositionOf(found.rows.front()));
+      if (best == nullptr || (found.step >= 0 && found.step < best->step)) {
+        best = &found;
+        request_ = request;
+      }
+    }
+    if (best == nullptr) return;
+    bad_.step = best->step;
+    bad_.request = index_.requests[request_].key;
+    request_rows_ = best->rows;
+    if (!site_.has_rows) return;
+    for (uint32_t row : best->rows) {
+      const int64_t position = PositionOf(row);
+      if (!bad_.positions.empty() && bad_.positions.back().second == position - 1) {
+        bad_.positions.back().second = position;
+      } else {
+        bad_.positions.emplace_back(position, position);
+      }
+    }
+  }
+
+  int32_t PositionOf(uint32_t row) const {
+    const RowInterval& interval = index_.interval_of(row);
+    return interval.first + static_cast<int32_t>(row - interval.base);
+  }
+
+  // Step in which side B (else A) recorded the row.
+  int64_t StepOf(uint32_t request, int32_t position) const {
+    for (int side : {kB, kA}) {
+      const std::vector<Piece>& pieces = index_.pieces[side];
+      for (size_t i = site_.begin[side]; i < site_.end[side]; ++i) {
+        const Piece& p = pieces[i];
+        if (p.request != request || position < p.position || position - int64_t{p.position} >= p.rows()) continue;
+        return index_.trace[side]->event(p.event).step();
+      }
+    }
+    return -1;
+  }
+
+  // Head cells are kept a segment: those that hold wrong rows are added up on both sides, over the same rows.
+  void FindHeads() {
+    std::map<int32_t, std::map<int32_t, HeadCell>> heads[2];  // block of 64 positions -> head -> sum
+    std::map<int32_t, int64_t> covered[2];
+    for (int side : {kA, kB}) {
+      std::map<std::pair<int32_t, int32_t>, bool> counted;  // rows of a replica count once
+      for (size_t i = site_.begin[side]; i < site_.end[side]; ++i) {
+        const Piece& piece = index_.pieces[side][i];
+        if (piece.request != request_) continue;
+        const int32_t block = piece.position >> 6;
+        if (!HoldsWrongRow(block)) continue;
+        const EventView event = index_.trace[side]->event(piece.event);
+        const Shard shard = event.shard();
+        const auto segment = static_cast<int32_t>(piece.segment);
+        const int32_t n = event.segment(segment).n_head_cells;
+        const int32_t first = shard.count > 1 ? shard.index * n : 0;
+        if (!counted.try_emplace({piece.position, first}, true).second) continue;
+        if (first == 0) covered[side][block] += piece.rows();
+        HeadCell cell;
+        for (int32_t h = 0; h < n; ++h) {
+          event.head_cell(segment, h, &cell);
+          HeadCell& sum = heads[side][block][first + h];
+          sum.sum_sq += cell.sum_sq;
+          sum.nonfinite += cell.nonfinite;
+          for (size_t k = 0; k < kHeadSketchSize; ++k) sum.sketch[k] += cell.sketch[k];
+        }
+      }
+    }
+    std::map<int32_t, double> differs;  // head -> squared relative difference, summed over blocks
+    std::map<int32_t, bool> nonfinite;
+    for (const auto& [block, of_a] : heads[kA]) {
+      const auto of_b = heads[kB].find(block);
+      if (of_b == heads[kB].end() || covered[kA][block] != covered[kB][block]) continue;
+      for (const auto& [head, a] : of_a) {
+        const auto b = of_b->second.find(head);
+        if (b == of_b->second.end()) continue;
+        double sum = 0;
+        for (size_t k = 0; k < kHeadSketchSize; ++k) sum += std::pow(a.sketch[k] - b->second.sketch[k], 2);
+        const double norm = std::max(a.sum_sq, b->second.sum_sq);
+        differs[head] += norm > 0 ? sum / norm : 0;
+        nonfinite[head] |= a.nonfinite != b->second.nonfinite;
+      }
+    }
+    double worst = 0;
+    for (const auto& [head, sum] : differs) worst = std::max(worst, sum);
+    std::vector<int32_t> found;
+    for (const auto& [head, sum] : differs) {
+      if (nonfinite[head] || (sum > 0 && std::sqrt(sum) >= kHeadShare * std::sqrt(worst))) found.push_back(head);
+    }
+    if (found.empty()) return;
+    if (found.size() == differs.size()) {
+      bad_.evidence.push_back("all " + std::to_string(found.size()) + " heads differ");
+    } else {
+      bad_.heads = found;
+      bad_.evidence.push_back(std::to_string(found.size()) + " of " + std::to_string(differs.size()) + " heads differ");
+    }
+  }
+
+  bool HoldsWrongRow(int32_t block) const {
+    // request_rows_ ascend in position.
+    const auto it = std::lower_bound(request_rows_.begin(), request_rows_.end(), block,
+                                     [this](uint32_t row, int32_t b) { return (PositionOf(row) >> 6) < b; });
+    return it != request_rows_.end() && (PositionOf(*it) >> 6) == block;
+  }
+
+  // Where both sides have the same ranks, each rank's part by itself.
+  void FindRanks() {
+    std::vector<int32_t> ranks[2];
+    size_t begin[2], end[2];
+    for (int side : {kA, kB}) {
+      const std::vector<Piece>& pieces = index_.pieces[side];
+      size_t i = site_.begin[side];
+      while (i < site_.end[side] && pieces[i].request != request_) ++i;
+      begin[side] = i;
+      while (i < site_.end[side] && pieces[i].request == request_) ++i;
+      end[side] = i;
+      for (size_t j = begin[side]; j < end[side]; ++j) {
+        const int32_t rank = index_.trace[side]->event(pieces[j].event).rank();
+        if (std::find(ranks[side].begin(), ranks[side].end(), rank) == ranks[side].end()) ranks[side].push_back(rank);
+      }
+      std::sort(ranks[side].begin(), ranks[side].end());
+    }
+    if (ranks[kA] != ranks[kB] || ranks[kA].size() < 2) return;
+    std::vector<int32_t> found;
+    const bool by_rows = site_.has_rows && FormatOf(index_, kA, site_).row_grid && FormatOf(index_, kB, site_).row_grid;
+    for (int32_t rank : ranks[kA]) {
+      SideRows rows[2];
+      for (int side : {kA, kB}) ReadRows(index_, side, begin[side], end[side], by_rows, rank, &rows[side]);
+      double diff = 0, norm = 0;
+      bool nonfinite = false;
+      size_t j = 0;
+      for (const RowValue& a : rows[kA].rows) {
+        while (j < rows[kB].rows.size() && rows[kB].rows[j].position < a.position) ++j;
+        if (j == rows[kB].rows.size() || rows[kB].rows[j].position != a.position) continue;
+        const RowValue& b = rows[kB].rows[j];
+        if (by_rows && !IsWrong(a.position)) continue;
+        for (int k = 0; k < kRowSketchSize; ++k) diff += std::pow(a.sketch[k] - b.sketch[k], 2);
+        norm += std::max(a.sum_sq, b.sum_sq);
+        nonfinite |= a.nonfinite != b.nonfinite;
+      }
+      if (nonfinite || (norm > 0 && std::sqrt(diff / norm) > std::max(outcome_.bound, 1e-6))) found.push_back(rank);
+    }
+    for (int32_t rank : found) {
+      if (std::find(bad_.ranks.begin(), bad_.ranks.end(), rank) == bad_.ranks.end()) bad_.ranks.push_back(rank);
+    }
+    std::sort(bad_.ranks.begin(), bad_.ranks.end());
+    if (!found.empty()) {
+      bad_.evidence.push_back(std::to_string(bad_.ranks.size()) + " of " + std::to_string(ranks[kA].size()) +
+                              " ranks differ");
+    }
+  }
+
+  bool IsWrong(int32_t position) const {
+    const auto it = std::lower_bound(request_rows_.begin(), request_rows_.end(), position,
+                                     [this](uint32_t row, int32_t p) { return PositionOf(row) < p; });
+    return it != request_rows_.end() && PositionOf(*it) == position;
+  }
+
+  void Explain() {
+    if (!site_.has_rows || outcome_.reason == RootReason::kChoice) return;
+    std::vector<uint32_t> rows = outcome_.roots;
+    if (rows.size() > kRowsExplained) rows.resize(kRowsExplained);
+    RowCause cause = ExplainRows(index_, graph_, outcome_.site, rows, outcome_.reason == RootReason::kNonFinite);
+    bad_.cls = cause.cls;
+    bad_.constant = cause.constant;
+    for (std::string& line : cause.evidence) bad_.evidence.push_back(std::move(line));
+  }
+
+  const JointIndex& index_;
+  const SiteGraph& graph_;
+  const SiteOutcome& outcome_;
+  const JointSite& site_;
+  FirstBad bad_;
+  uint32_t request_ = 0;
+  std::vector<uint32_t> request_rows_;
+  size_t requests_ = 0;
+};
+
+}  // namespace
+
+std::vector<FirstBad> MakeFindings(const JointIndex& index, const SiteGraph& graph, const Judgement& judgement) {
+  std::vector<FirstBad> out;
+  for (const SiteOutcome& outcome : judgement.sites) {
+    if (outcome.roots.empty()) continue;
+    out.push_back(Maker(index, graph, outcome).Run(out.size() < kExplained));
+  }
+  return out;
+}
+
+}  // namespace assay

@@ -1,0 +1,679 @@
+#include "compare/judge.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+namespace assay {
+namespace {
+
+// Row sketches are stored as float32: differences below this part of the norm are not resolved.
+constexpr double kStored = 0x1p-23;
+constexpr size_t kMaxNearTies = 1000;
+constexpr size_t kMajorityRows = 8;  // fewer rows than this are judged one by one only
+
+bool IsBad(CellState state) { return state == CellState::kRoot || state == CellState::kConsequence; }
+
+float Distance(const double* a, const double* b, int n) {
+  double sum = 0;
+  for (int i = 0; i < n; ++i) sum += (a[i] - b[i]) * (a[i] - b[i]);
+  return static_cast<float>(std::sqrt(sum));
+}
+
+// The value below which 90 % of the values lie; 0 for none. Reorders.
+double Quantile90(std::vector<float>* values) {
+  if (values->empty()) return 0;
+  const size_t k = (values->size() * 9 + 9) / 10 - 1;
+  std::nth_element(values->begin(), values->begin() + static_cast<ptrdiff_t>(k), values->end());
+  return (*values)[k];
+}
+
+double Median(std::vector<float>* values) {
+  if (values->empty()) return 0;
+  const size_t k = values->size() / 2;
+  std::nth_element(values->begin(), values->begin() + static_cast<ptrdiff_t>(k), values->end());
+  return (*values)[k];
+}
+
+std::string Format(const char* format, double x) {
+  char buffer[64];
+  std::snprintf(buffer, sizeof buffer, format, x);
+  return buffer;
+}
+
+// Judged site whose rows later sites may still ask for.
+struct Judged {
+  std::vector<Cell> cells;  // by row number; freed after the last use
+  double noise = 0;         // relative difference that 90 % of the rows within their bounds stay below
+  int64_t cols = 0;
+};
+
+// What is known about the inputs of one row.
+struct InputState {
+  bool bad = false;        // some input is already wrong
+  double relative = 0;     // growth-weighted relative difference, combined in quadrature
+  double absolute = 0;     // sum of the inputs' differences (L2)
+  double measured = 0;     // largest relative difference of an input, without gain
+  double norm = 0;         // of the largest input
+};
+
+class Judge {
+ public:
+  Judge(const JointIndex& index, const SiteGraph& graph, const JudgeOptions& options)
+      : index_(index), graph_(graph), options_(options), judged_(index.sites.size()), aside_(index.n_rows, 0) {}
+
+  Judgement Run() {
+    CountComparisons();
+    SetAsideBehindOtherTokens();
+    for (uint32_t s = 0; s < index_.sites.size(); ++s) {
+      if (!graph_.nodes[s].comparable) continue;
+      CompareSite(s);
+      if (outcome_.comparison.rows > 0) {
+        JudgeSite(s);
+        FinishSite(s);
+      }
+      for (uint32_t other = first_live_; other <= s; ++other) {
+        if (graph_.nodes[other].last_use <= s) std::vector<Cell>().swap(judged_[other].cells);
+      }
+      while (first_live_ <= s && judged_[first_live_].cells.empty()) ++first_live_;
+    }
+    static constexpr const char* kNames[2] = {"A", "B"};
+    for (int side : {kA, kB}) {
+      auto note = [&](uint64_t count, const char* what) {
+        if (count > 0) result_.coverage.notes.push_back(std::string(kNames[side]) + ": " + std::to_string(count) + what);
+      };
+      note(repeated_[side], " rows recorded more than once by one rank; the last recording is compared");
+      note(incomplete_[side], " rows left out because a rank's part is missing");
+    }
+    return std::move(result_);
+  }
+
+ private:
+  // --- values -------------------------------------------------------------------------------------------------
+
+  void CountComparisons() {
+    uint64_t pieces = 0;
+    for (const Piece& p : index_.pieces[kA]) pieces += p.rows();
+    spread4_ = SpreadAbove(kRowSketchSize, options_.false_alarm / static_cast<double>(std::max<uint64_t>(pieces, 1)));
+    spread64_ = SpreadAbove(kSketchSize, options_.false_alarm / static_cast<double>(std::max<uint64_t>(pieces, 1)));
+  }
+
+  // Calls f(request, begin[2], end[2]) for each request that has pieces of the site on a side.
+  template <class F>
+  void ForEachRequest(const JointSite& site, F f) {
+    size_t at[2] = {site.begin[kA], site.begin[kB]};
+    while (at[kA] < site.end[kA] || at[kB] < site.end[kB]) {
+      uint32_t request = ~uint32_t{0};
+      for (int side : {kA, kB}) {
+        if (at[side] < site.end[side]) request = std::min(request, index_.pieces[side][at[side]].request);
+      }
+      size_t begin[2], end[2];
+      for (int side : {kA, kB}) {
+        begin[side] = at[side];
+        while (at[side] < site.end[side] && index_.pieces[side][at[side]].request == request) ++at[side];
+        end[side] = at[side];
+      }
+      f(request, begin, end);
+    }
+  }
+
+  void CompareSite(uint32_t s) {
+    const JointSite& site = index_.sites[s];
+    Judged& judged = judged_[s];
+    judged.cells.assign(index_.n_rows, Cell());
+    outcome_ = SiteOutcome();
+    outcome_.site = s;
+    outcome_.comparison.name = site.name;
+    roundoff_[kA] = roundoff_[kB] = 0;
+    dot_ = norm_a_ = norm_b_ = 0;
+    const SideFormat format[2] = {FormatOf(index_, kA, site), FormatOf(index_, kB, site)};
+    judged.cols = format[kA].cols;
+    same_dtype_ = format[kA].dtype == format[kB].dtype;
+    by_rows_ = site.has_rows && format[kA].row_grid && format[kB].row_grid;
+    result_.by_rows &= by_rows_ || !site.has_rows;
+    ForEachRequest(site, [&](uint32_t request, const size_t* begin, const size_t* end) {
+      for (int side : {kA, kB}) {
+        ReadRows(index_, side, begin[side], end[side], by_rows_, -1, &rows_[side]);
+        roundoff_[side] = std::max(roundoff_[side], rows_[side].roundoff);
+        repeated_[side] += rows_[side].repeated;
+        incomplete_[side] += rows_[side].incomplete;
+      }
+      JoinRows(request, &judged);
+    });
+  }
+
+  void JoinRows(uint32_t request, Judged* judged) {
+    const std::vector<RowValue>&a = rows_[kA].rows, &b = rows_[kB].rows;
+    size_t i = 0, j = 0, hint = 0;
+    Coverage& coverage = result_.coverage;
+    while (i < a.size() || j < b.size()) {
+      const bool only_a = j == b.size() || (i < a.size() && a[i].position < b[j].position);
+      const bool only_b = !only_a && (i == a.size() || b[j].position < a[i].position);
+      if (only_a) {
+        coverage.rows_only_a += a[i++].n_rows;
+      } else if (only_b) {
+        coverage.rows_only_b += b[j++].n_rows;
+      } else {
+        if (a[i].n_rows != b[j].n_rows) {  // blocks of which the sides hold different rows
+          coverage.rows_only_a += a[i].n_rows;
+          coverage.rows_only_b += b[j].n_rows;
+        } else {
+          AddCell(request, i, j, &hint, judged);
+        }
+        ++i;
+        ++j;
+      }
+    }
+  }
+
+  void AddCell(uint32_t request, size_t i, size_t j, size_t* hint, Judged* judged) {
+    const RowValue &a = rows_[kA].rows[i], &b = rows_[kB].rows[j];
+    Cell cell;
+    cell.norm = static_cast<float>(std::sqrt(std::max(a.sum_sq, b.sum_sq)));
+    cell.nonfinite_differs = a.nonfinite != b.nonfinite;
+    cell.state = CellState::kOk;
+    const bool equal = same_dtype_ && a.digest_whole && b.digest_whole && a.digest == b.digest;
+    if (by_rows_) {
+      cell.grid = true;
+      for (int k = 0; k < kRowSketchSize; ++k) {
+        cell.sketch_a[k] = static_cast<float>(a.sketch[k]);
+        cell.delta[k] = equal ? 0.0f : static_cast<float>(b.sketch[k] - a.sketch[k]);
+        dot_ += a.sketch[k] * b.sketch[k];
+        norm_a_ += a.sketch[k] * a.sketch[k];
+        norm_b_ += b.sketch[k] * b.sketch[k];
+      }
+      if (!equal) cell.diff = Distance(a.sketch, b.sketch, kRowSketchSize);
+    } else if (!equal) {
+      const double *x = &rows_[kA].sketches[i * kSketchSize], *y = &rows_[kB].sketches[j * kSketchSize];
+      cell.diff = Distance(x, y, kSketchSize);
+      for (int k = 0; k < kSketchSize; ++k) {
+        dot_ += x[k] * y[k];
+        norm_a_ += x[k] * x[k];
+        norm_b_ += y[k] * y[k];
+      }
+    }
+    if (!equal) {
+      // The norms' difference is a lower bound, all there is without a sketch; a differing digest of equal figures stays
+      // visible.
+      cell.diff = std::max(cell.diff, static_cast<float>(std::fabs(std::sqrt(a.sum_sq) - std::sqrt(b.sum_sq))));
+      if (cell.diff == 0 && same_dtype_ && a.digest != b.digest) cell.diff = std::numeric_limits<float>::min();
+      if (cell.diff > 0) outcome_.any_difference = true;
+    }
+    for (const RowValue* value : {&a, &b}) {
+      if (value->deviating_rank < 0) continue;
+      cell.diff = std::max(cell.diff, value->deviation);
+      outcome_.any_difference = true;
+      std::vector<int32_t>& ranks = outcome_.deviating_ranks;
+      if (std::find(ranks.begin(), ranks.end(), value->deviating_rank) == ranks.end()) {
+        ranks.push_back(value->deviating_rank);
+      }
+    }
+    outcome_.any_difference |= cell.nonfinite_differs;
+    cell.decode = a.n_rows == 1 && (index_.pieces[kA][a.piece].n_rows == 1 || index_.pieces[kB][b.piece].n_rows == 1);
+    for (uint32_t k = 0; k < a.n_rows; ++k) {
+      const int64_t row = index_.row(request, a.position + static_cast<int32_t>(k), hint);
+      if (row < 0) continue;
+      judged->cells[static_cast<size_t>(row)] = cell;
+      ++outcome_.comparison.rows;
+    }
+  }
+
+  // Once a generated token differs, the request's later rows have different inputs by right.
+  void SetAsideBehindOtherTokens() {
+    int64_t token_site = -1, embed_site = -1;
+    for (uint32_t s = 0; s < index_.sites.size(); ++s) {
+      if (!graph_.nodes[s].comparable) continue;
+      if (index_.sites[s].name == "next_token") token_site = s;
+      if (index_.sites[s].name == "embed") embed_site = s;
+    }
+    if (token_site < 0) return;
+    const Coverage before = result_.coverage;
+    CompareSite(static_cast<uint32_t>(token_site));
+    if (embed_site >= 0) CompareSite(static_cast<uint32_t>(embed_site));
+    result_.coverage = before;
+    const std::vector<Cell>& tokens = judged_[static_cast<size_t>(token_site)].cells;
+    const std::vector<Cell>* embeds =
+        embed_site >= 0 ? &judged_[static_cast<size_t>(embed_site)].cells : nullptr;
+    uint32_t request = ~uint32_t{0};
+    bool behind = false;
+    for (const RowInterval& interval : index_.intervals) {
+      if (interval.request != request) behind = false;
+      request = interval.request;
+      const int64_t prompt = index_.requests[request].prompt_tokens;
+      for (uint32_t k = 0; k < interval.count; ++k) {
+        const uint32_t row = interval.base + k;
+        aside_[row] = behind;
+        if (behind || tokens[row].state == CellState::kAbsent || tokens[row].diff == 0) continue;
+        if (interval.first + int64_t{k} < prompt - 1) continue;  // the next input is the prompt's, not this choice
+        // A run that follows given tokens (--like) has equal inputs in spite of another choice.
+        const bool fed = k + 1 < interval.count && embeds != nullptr && (*embeds)[row + 1].state != CellState::kAbsent;
+        behind = !fed || (*embeds)[row + 1].relative() > 0.01;
+      }
+    }
+    std::vector<Cell>().swap(judged_[static_cast<size_t>(token_site)].cells);
+    if (embed_site >= 0) std::vector<Cell>().swap(judged_[static_cast<size_t>(embed_site)].cells);
+    repeated_[kA] = repeated_[kB] = incomplete_[kA] = incomplete_[kB] = 0;
+  }
+
+  // --- verdicts -----------------------------------------------------------------------------------------------
+
+  // Running state of one context edge along a request.
+  struct Context {
+    bool bad = false;
+    double sum_sq = 0;  // of relative differences of rows that were judged
+    uint64_t rows = 0;
+    double aside = 0;   // largest relative difference of a row set aside
+    int64_t next = 0;   // position expected next; a gap was cached from another request
+  };
+
+  // Bad rows by position over all requests: what a row cached from another request may hold.
+  const std::vector<uint8_t>& BadByPosition(uint32_t site) {
+    auto [it, is_new] = bad_by_position_.try_emplace(site);
+    if (!is_new) return it->second;
+    for (const RowInterval& interval : index_.intervals) {
+      for (uint32_t k = 0; k < interval.count; ++k) {
+        const Cell& cell = judged_[site].cells[interval.base + k];
+        const int64_t position = int64_t{interval.first} + k;
+        if (!IsBad(cell.state) || position < 0) continue;
+        if (it->second.size() <= static_cast<size_t>(position)) it->second.resize(static_cast<size_t>(position) + 1, 0);
+        it->second[static_cast<size_t>(position)] = 1;
+      }
+    }
+    return it->second;
+  }
+
+  void AddToContext(uint32_t site, int64_t position, const Cell& cell, Context* context) {
+    if (cell.state == CellState::kAbsent) return;
+    if (position > context->next) {
+      const std::vector<uint8_t>& bad = BadByPosition(site);
+      for (int64_t p = std::max<int64_t>(context->next, 0); p < position && p < static_cast<int64_t>(bad.size()); ++p) {
+        context->bad |= bad[static_cast<size_t>(p)] != 0;
+      }
+    }
+    context->next = position + 1;
+    if (IsBad(cell.state)) {
+      context->bad = true;
+    } else if (cell.state == CellState::kAside) {
+      context->aside = std::max(context->aside, cell.relative());
+    } else {
+      context->sum_sq += cell.relative() * cell.relative();
+      ++context->rows;
+    }
+  }
+
+  // Adds a same-row input; where the row was not recorded at that site, what it is computed from.
+  void AddInput(const GraphEdge& edge, uint32_t row, const Cell& out, SiteOp op, int depth, InputState* state) const {
+    const Judged& input = judged_[edge.site];
+    if (input.cells.empty()) return;
+    const Cell& cell = input.cells[row];
+    if (cell.state == CellState::kAbsent) {
+      if (depth > 8) return;
+      for (const GraphEdge& behind : graph_.nodes[edge.site].edges) AddInput(behind, row, out, op, depth + 1, state);
+      return;
+    }
+    state->bad |= IsBad(cell.state);
+    double relative = std::max(cell.relative(), input.noise);
+    // A part of a larger tensor (q_nope of q_proj) may hold all of its difference.
+    if ((op == SiteOp::kCopy || op == SiteOp::kRope) && out.norm > 0) {
+      relative *= std::max(1.0, double{cell.norm} / out.norm);
+    }
+    AddDifference(relative, cell.norm, edge.gain, state);
+  }
+
+  static void AddDifference(double relative, double norm, double gain, InputState* state) {
+    state->relative = std::hypot(state->relative, gain * relative);
+    state->absolute += relative * norm;
+    state->measured = std::max(state->measured, relative);
+    state->norm = std::max(state->norm, norm);
+  }
+
+  // ||sketch(out) - sum of sketches(inputs)|| / size, on each side: what a sum did beside adding. False: not all there.
+  bool SumResidual(const GraphNode& node, uint32_t row, const Cell& out, double residual[2], double* size) const {
+    if (!node.direct || !out.grid) return false;
+    double rest[2][kRowSketchSize];
+    for (int k = 0; k < kRowSketchSize; ++k) {
+      rest[kA][k] = out.sketch_a[k];
+      rest[kB][k] = double{out.sketch_a[k]} + out.delta[k];
+    }
+    *size = out.norm;
+    for (const GraphEdge& edge : node.edges) {
+      const std::vector<Cell>& cells = judged_[edge.site].cells;
+      if (cells.empty() || !cells[row].grid) return false;
+      const Cell& cell = cells[row];
+      for (int k = 0; k < kRowSketchSize; ++k) {
+        rest[kA][k] -= cell.sketch_a[k];
+        rest[kB][k] -= double{cell.sketch_a[k]} + cell.delta[k];
+      }
+      *size += cell.norm;
+    }
+    for (int side : {kA, kB}) {
+      double sum = 0;
+      for (double x : rest[side]) sum += x * x;
+      residual[side] = std::sqrt(sum);
+    }
+    return true;
+  }
+
+  void JudgeSite(uint32_t s) {
+    const GraphNode& node = graph_.nodes[s];
+    Judged& judged = judged_[s];
+    outcome_.inputs_known = node.inputs_known || node.op == SiteOp::kEmbed || node.op == SiteOp::kSource;
+    const bool choice = node.op == SiteOp::kSelect || node.op == SiteOp::kArgmax;
+    const bool companion = index_.sites[s].name.ends_with(".margin");
+    const double tolerance = options_.tolerance.of(index_.sites[s].name);
+    noise_ = NoiseOf(s);
+    const double spread = by_rows_ ? spread4_ : spread64_;
+    const double typical_gain = TypicalGain(s);
+    ratios_.clear();
+    ratio_rows_.clear();
+
+    std::vector<Context> contexts(node.edges.size());
+    uint32_t request = ~uint32_t{0};
+    for (const RowInterval& interval : index_.intervals) {
+      if (interval.request != request) contexts.assign(node.edges.size(), Context());
+      request = interval.request;
+      for (uint32_t k = 0; k < interval.count; ++k) {
+        const uint32_t row = interval.base + k;
+        for (size_t e = 0; e < node.edges.size(); ++e) {
+          const GraphEdge& edge = node.edges[e];
+          if (!edge.context || judged_[edge.site].cells.empty()) continue;
+          AddToContext(edge.site, int64_t{interval.first} + k, judged_[edge.site].cells[row], &contexts[e]);
+        }
+        Cell& cell = judged.cells[row];
+        if (cell.state == CellState::kAbsent) continue;
+        if (aside_[row]) {
+          cell.state = CellState::kAside;
+          ++outcome_.comparison.rows_set_aside;
+          continue;
+        }
+        InputState in;
+        for (size_t e = 0; e < node.edges.size(); ++e) {
+          const GraphEdge& edge = node.edges[e];
+          if (edge.context) {
+            const Context& context = contexts[e];
+            in.bad |= context.bad;
+            const double mean = context.rows > 0 ? std::sqrt(context.sum_sq / static_cast<double>(context.rows)) : 0;
+            AddDifference(std::max({mean, context.aside, judged_[edge.site].noise}), 0, edge.gain, &in);
+          } else {
+            AddInput(edge, row, cell, node.op, 0, &in);
+          }
+        }
+        if (companion) continue;
+        if (choice) {
+          JudgeChoice(s, row, in, &cell);
+          continue;
+        }
+        const double size = std::max<double>(cell.norm, typical_gain * in.norm);
+        const double limit = node.op == SiteOp::kAdd || node.op == SiteOp::kReduce
+                                 ? noise_ + (size > 0 ? in.absolute / size : 0)
+                                 : noise_ + in.relative;
+        const double bound = tolerance >= 0 ? tolerance : spread * limit + kStored;
+        const double relative = size > 0 ? cell.diff / size : 0;
+        RootReason reason = RootReason::kBound;
+        bool wrong = relative > bound;
+        double shown = relative, shown_bound = bound;
+        if (cell.nonfinite_differs) {
+          wrong = true;
+          reason = RootReason::kNonFinite;
+        } else if (tolerance < 0 && (node.op == SiteOp::kAdd || node.op == SiteOp::kReduce)) {
+          JudgeSum(node, row, cell, &wrong, &reason, &shown, &shown_bound);
+        }
+        Keep(row, wrong, in, reason, shown, shown_bound, &cell);
+        if (!wrong && !in.bad && tolerance < 0 && limit > 0) {
+          ratios_.push_back(static_cast<float>((relative - kStored) / limit));
+          ratio_rows_.push_back(row);
+        }
+      }
+    }
+    JudgeMajority(s);
+    bad_by_position_.clear();
+  }
+
+  void JudgeSum(const GraphNode& node, uint32_t row, const Cell& cell, bool* wrong, RootReason* reason, double* shown,
+                double* shown_bound) const {
+    double residual[2], size = 0;
+    if (!SumResidual(node, row, cell, residual, &size) || !(size > 0)) return;
+    const double bound = spread4_ * std::hypot(noise_, kStored);
+    const double low = std::min(residual[kA], residual[kB]) / size;
+    const double high = std::max(residual[kA], residual[kB]) / size;
+    if (low > bound) return;  // neither side is a plain sum: a norm or a scale inside; the general bound holds
+    *wrong = high > bound;
+    *shown = high;
+    *shown_bound = bound;
+    if (*wrong) *reason = RootReason::kSum;
+  }
+
+  void Keep(uint32_t row, bool wrong, const InputState& in, RootReason reason, double measured, double bound,
+            Cell* cell) {
+    SiteComparison& line = outcome_.comparison;
+    const double ratio = bound > 0 ? measured / bound : (measured > 0 ? 1e30 : 0);
+    if (ratio >= worst_ratio_) {
+      worst_ratio_ = ratio;
+      line.rel_l2 = measured;
+      line.rel_l2_in = in.measured;
+      line.bound = bound;
+    }
+    if (!wrong) return;
+    ++line.rows_bad;
+    // A sum that does not add up is wrong whatever its inputs are.
+    if (in.bad && reason != RootReason::kSum) {
+      cell->state = CellState::kConsequence;
+      return;
+    }
+    cell->state = CellState::kRoot;
+    AddRoot(row, reason, measured, bound, in.measured);
+  }
+
+  void AddRoot(uint32_t row, RootReason reason, double measured, double bound, double measured_in) {
+    const double ratio = bound > 0 ? measured / bound : 1e30;
+    if (outcome_.roots.empty() || ratio > root_ratio_) {
+      root_ratio_ = ratio;
+      outcome_.measured = measured;
+      outcome_.bound = bound;
+      outcome_.measured_in = measured_in;
+      if (outcome_.reason != RootReason::kNonFinite) outcome_.reason = reason;
+    }
+    if (reason == RootReason::kNonFinite) outcome_.reason = reason;
+    outcome_.roots.push_back(row);
+  }
+
+  void JudgeChoice(uint32_t s, uint32_t row, const InputState& in, Cell* cell) {
+    Keep(row, false, in, RootReason::kChoice, cell->relative(), 0, cell);
+    if (cell->diff == 0 && !cell->nonfinite_differs) return;
+    SiteComparison& line = outcome_.comparison;
+    if (in.bad) {
+      cell->state = CellState::kConsequence;
+      ++line.rows_bad;
+      return;
+    }
+    // Two scores change places when their difference moves by the margin: at most sqrt(2) times the L2 of the scores'
+    // difference (sigmoid and softmax do not enlarge it).
+    const double bound = std::sqrt(2.0) * spread4_ * (in.absolute + noise_ * in.norm);
+    double margin = -1;
+    if (const int64_t m = graph_.nodes[s].margin_site; m >= 0 && !judged_[static_cast<size_t>(m)].cells.empty()) {
+      const Cell& companion = judged_[static_cast<size_t>(m)].cells[row];
+      if (companion.state != CellState::kAbsent) margin = std::max(0.0, double{companion.norm} - companion.diff);
+    }
+    // Without a recorded margin any difference of the scores may have decided.
+    if (margin < 0 ? in.absolute > 0 : margin <= bound) {
+      cell->state = CellState::kAside;
+      ++line.rows_set_aside;
+      if (graph_.nodes[s].op == SiteOp::kSelect) aside_[row] = 1;
+      if (result_.near_ties.size() < kMaxNearTies) {
+        const RowInterval& interval = index_.interval_of(row);
+        result_.near_ties.push_back({index_.sites[s].name, index_.requests[interval.request].key,
+                                     int64_t{interval.first} + (row - interval.base), margin, bound});
+      }
+      ++result_.near_ties_total;
+      return;
+    }
+    cell->state = CellState::kRoot;
+    ++line.rows_bad;
+    AddRoot(row, RootReason::kChoice, margin, bound, in.measured);
+  }
+
+  // A difference that each row alone could owe to the sketch's spread, but that most rows have, is none.
+  void JudgeMajority(uint32_t s) {
+    std::vector<Cell>& cells = judged_[s].cells;
+    for (bool decode : {false, true}) {
+      std::vector<float> ratios;
+      for (size_t i = 0; i < ratios_.size(); ++i) {
+        if (cells[ratio_rows_[i]].decode == decode) ratios.push_back(ratios_[i]);
+      }
+      if (ratios.size() < kMajorityRows) continue;
+      const double factor = SpreadAbove(static_cast<int>(std::min<size_t>(ratios.size() * 2, 512)),
+                                        options_.false_alarm / static_cast<double>(index_.sites.size()));
+      if (Median(&ratios) <= factor) continue;
+      for (size_t i = 0; i < ratios_.size(); ++i) {
+        Cell& cell = cells[ratio_rows_[i]];
+        if (cell.decode != decode || !(ratios_[i] > 1)) continue;
+        cell.state = CellState::kRoot;
+        ++outcome_.comparison.rows_bad;
+        AddRoot(ratio_rows_[i], RootReason::kMajority, cell.relative(), cell.relative() / ratios_[i] * factor,
+                outcome_.comparison.rel_l2_in);
+      }
+      std::sort(outcome_.roots.begin(), outcome_.roots.end());
+    }
+  }
+
+  // Rounding noise of the operation on both sides, relative to the output.
+  double NoiseOf(uint32_t s) {
+    const GraphNode& node = graph_.nodes[s];
+    int64_t products = 1;
+    for (const GraphEdge& edge : node.edges) products = std::max(products, judged_[edge.site].cols);
+    if (node.op == SiteOp::kAttention || node.op == SiteOp::kMerge) products += LongestRequest();
+    double noise = 0;
+    for (int side : {kA, kB}) {
+      noise = std::hypot(noise, RoundingNoise(roundoff_[side], node.roundings, node.contracts,
+                                              static_cast<double>(products)));
+    }
+    // Nothing observed before: rounding of everything that came before is in the value.
+    if (!outcome_.inputs_known) noise *= 8;
+    outcome_.basis = "rounding " + Format("%.1e", noise) + " (u " + Format("%.1e", roundoff_[kA]) + " and " +
+                     Format("%.1e", roundoff_[kB]) + ", " + Format("%.0f", node.roundings) + " roundings" +
+                     (node.contracts ? ", " + std::to_string(products) + " products" : std::string()) + ")";
+    if (const auto it = options_.floor.find(index_.sites[s].name); it != options_.floor.end()) {
+      if (4 * it->second > noise) noise = 4 * it->second;
+      outcome_.basis += ", raised to 4 x measured floor " + Format("%.1e", it->second);
+    }
+    return noise;
+  }
+
+  int64_t LongestRequest() const {
+    int64_t longest = 1;
+    for (const RowInterval& interval : index_.intervals) longest = std::max(longest, int64_t{interval.count});
+    return longest;
+  }
+
+  // Median of |out| / |in| over the rows: a row that comes out unusually small has its error from its input's size.
+  double TypicalGain(uint32_t s) {
+    const GraphNode& node = graph_.nodes[s];
+    if ((node.op != SiteOp::kLinear && node.op != SiteOp::kCombine) || node.edges.empty()) return 0;
+    std::vector<float> gains;
+    const std::vector<Cell>& in = judged_[node.edges[0].site].cells;
+    const std::vector<Cell>& out = judged_[s].cells;
+    if (in.empty()) return 0;
+    for (size_t row = 0; row < out.size(); ++row) {
+      if (out[row].state != CellState::kAbsent && in[row].state != CellState::kAbsent && in[row].norm > 0) {
+        gains.push_back(out[row].norm / in[row].norm);
+      }
+    }
+    return Median(&gains);
+  }
+
+  void FinishSite(uint32_t s) {
+    Judged& judged = judged_[s];
+    std::vector<float> values;
+    for (const Cell& cell : judged.cells) {
+      if (cell.state == CellState::kOk) values.push_back(static_cast<float>(std::min(cell.relative(), 1e30)));
+    }
+    judged.noise = Quantile90(&values);
+    outcome_.noise = judged.noise;
+    const GraphNode& node = graph_.nodes[s];
+    const double tolerance = options_.tolerance.of(index_.sites[s].name);
+    if (tolerance >= 0) {
+      outcome_.basis = "given tolerance " + Format("%g", tolerance);
+    } else {
+      outcome_.basis += ", input difference " + Format("%.1e", outcome_.roots.empty() ? outcome_.comparison.rel_l2_in
+                                                                                      : outcome_.measured_in);
+      if (!node.edges.empty()) outcome_.basis += " x gain " + Format("%.0f", node.edges[0].gain);
+      outcome_.basis += ", x sketch spread " + Format("%.2f", by_rows_ ? spread4_ : spread64_);
+    }
+    if (norm_a_ > 0 && norm_b_ > 0) outcome_.comparison.cosine = dot_ / std::sqrt(norm_a_ * norm_b_);
+    result_.all_equal &= !outcome_.any_difference;
+    Coverage& coverage = result_.coverage;
+    ++coverage.sites_compared;
+    coverage.rows_compared += outcome_.comparison.rows;
+    coverage.rows_set_aside += outcome_.comparison.rows_set_aside;
+    worst_ratio_ = -1;
+    root_ratio_ = -1;
+    result_.sites.push_back(std::move(outcome_));
+  }
+
+  const JointIndex& index_;
+  const SiteGraph& graph_;
+  const JudgeOptions& options_;
+  Judgement result_;
+  std::vector<Judged> judged_;
+  std::vector<uint8_t> aside_;  // by row: set aside from here on
+  uint32_t first_live_ = 0;
+  double spread4_ = 1, spread64_ = 1;
+
+  // Of the site at hand.
+  SiteOutcome outcome_;
+  SideRows rows_[2];
+  double roundoff_[2] = {0, 0};
+  bool by_rows_ = true, same_dtype_ = true;
+  double noise_ = 0;
+  double dot_ = 0, norm_a_ = 0, norm_b_ = 0;
+  double worst_ratio_ = -1, root_ratio_ = -1;
+  uint64_t repeated_[2] = {0, 0}, incomplete_[2] = {0, 0};
+  std::vector<float> ratios_;           // of rows within their bounds: difference / bound without spread
+  std::vector<uint32_t> ratio_rows_;
+  std::map<uint32_t, std::vector<uint8_t>> bad_by_position_;
+};
+
+// The value of a key in the metadata of the first process that has it.
+std::string MetaOf(const Trace& trace, std::string_view key) {
+  for (const TraceProcess& process : trace.processes()) {
+    for (const auto& [name, value] : process.info.meta) {
+      if (name == key) return value;
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+std::vector<uint8_t> ComparableSites(const JointIndex& index, std::vector<std::string>* notes) {
+  std::vector<uint8_t> out(index.sites.size(), 0);
+  const bool same_chunks = MetaOf(*index.trace[kA], "chunk") == MetaOf(*index.trace[kB], "chunk") &&
+                           MetaOf(*index.trace[kA], "path") == MetaOf(*index.trace[kB], "path");
+  uint64_t other_chunks = 0;
+  for (size_t i = 0; i < index.sites.size(); ++i) {
+    const JointSite& site = index.sites[i];
+    if (site.begin[kA] == site.end[kA] || site.begin[kB] == site.end[kB]) continue;
+    if (site.parsed.chunk >= 0 && !same_chunks) {
+      ++other_chunks;
+      continue;
+    }
+    const SideFormat a = FormatOf(index, kA, site), b = FormatOf(index, kB, site);
+    if (a.cols != b.cols) {
+      notes->push_back(site.name + ": not compared, " + std::to_string(a.cols) + " columns against " +
+                       std::to_string(b.cols));
+      continue;
+    }
+    out[i] = 1;
+  }
+  if (other_chunks > 0) {
+    notes->push_back(std::to_string(other_chunks) +
+                     " sites attn.chunk.J.*: not compared, the prefill was cut into other chunks");
+  }
+  return out;
+}
+
+Judgement JudgeAll(const JointIndex& index, const SiteGraph& graph, const JudgeOptions& options) {
+  return Judge(index, graph, options).Run();
+}
+
+}  // namespace assay

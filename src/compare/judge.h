@@ -1,0 +1,73 @@
+// Goes through the common sites in causal order and judges every row: equal, within its bound, wrong from here on
+// (root), wrong because an input was (consequence), or set aside because a discrete choice went the other way.
+//
+// The bound of a row: rounding of the operation on both sides + gain of the operation x measured difference of its
+// inputs, times the spread of a 4-bucket sketch over all comparisons made. Sums (residual adds, reductions) are checked
+// exactly on each side instead: the sketch of a sum is the sum of the sketches.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "compare/bounds.h"
+#include "compare/diff.h"
+#include "compare/joint_index.h"
+#include "compare/row_values.h"
+#include "compare/site_graph.h"
+
+namespace assay {
+
+enum class CellState : uint8_t { kAbsent, kOk, kRoot, kConsequence, kAside };
+
+// One row of one site on both sides.
+struct Cell {
+  float diff = 0;      // L2 of the difference, as the sketch says
+  float norm = 0;      // larger of both L2 norms
+  float delta[kRowSketchSize] = {0, 0, 0, 0};     // sketch(B) - sketch(A); 0 without row grids
+  float sketch_a[kRowSketchSize] = {0, 0, 0, 0};
+  CellState state = CellState::kAbsent;
+  bool nonfinite_differs = false;
+  bool grid = false;   // delta and sketch_a hold
+  bool decode = false;  // recorded alone, by either side
+  double relative() const { return norm > 0 ? double{diff} / norm : (diff > 0 ? 1e30 : 0); }
+};
+
+enum class RootReason : uint8_t { kBound, kSum, kMajority, kNonFinite, kChoice, kReplica };
+
+// What was found at one site.
+struct SiteOutcome {
+  uint32_t site = 0;
+  SiteComparison comparison;
+  std::vector<uint32_t> roots;   // row numbers, ascending
+  RootReason reason = RootReason::kBound;
+  double measured = 0, bound = 0, measured_in = 0;  // of the worst root, relative L2
+  std::string basis;             // where the bound comes from
+  bool inputs_known = true;
+  bool any_difference = false;
+  double noise = 0;              // relative difference that 90 % of the rows within their bounds stay below
+  std::vector<int32_t> deviating_ranks;
+};
+
+struct JudgeOptions {
+  Tolerance tolerance;
+  std::map<std::string, double> floor;  // measured noise of a site, relative L2; empty: none
+  double false_alarm = 1e-4;            // chance that sketch spread alone gives a finding, over all comparisons made
+};
+
+struct Judgement {
+  std::vector<SiteOutcome> sites;  // those compared, in causal order
+  Coverage coverage;
+  std::vector<NearTie> near_ties;
+  uint64_t near_ties_total = 0;    // near_ties holds the first 1000
+  bool all_equal = true;
+  bool by_rows = true;             // every comparison had row grids
+};
+
+// Which sites of the index can be compared: recorded on both sides with equal columns; says why not in notes.
+std::vector<uint8_t> ComparableSites(const JointIndex& index, std::vector<std::string>* notes);
+
+Judgement JudgeAll(const JointIndex& index, const SiteGraph& graph, const JudgeOptions& options);
+
+}  // namespace assay

@@ -1,0 +1,316 @@
+#include "compare/row_causes.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <unordered_map>
+
+#include "compare/row_values.h"
+
+namespace assay {
+namespace {
+
+// A fit holds when it leaves less than this part of what it explains.
+constexpr double kFitResidual = 0.02;
+constexpr const char* kSideName[2] = {"A", "B"};
+
+struct WrongRow {
+  uint32_t row;
+  uint32_t request;
+  int32_t position;
+  RowValue value[2];
+  bool present = false;
+};
+
+std::string Printf(const char* format, double x) {
+  char buffer[64];
+  std::snprintf(buffer, sizeof buffer, format, x);
+  return buffer;
+}
+
+double Dot(const double* a, const double* b) {
+  double sum = 0;
+  for (int i = 0; i < kRowSketchSize; ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+class Explainer {
+ public:
+  Explainer(const JointIndex& index, const SiteGraph& graph, uint32_t site)
+      : index_(index), graph_(graph), site_(site), op_(graph.nodes[site].op) {}
+
+  RowCause Run(const std::vector<uint32_t>& rows, bool nonfinite) {
+    Load(rows);
+    if (nonfinite) ExplainNonFinite();
+    if (rows_.empty()) return std::move(cause_);
+    if (cause_.cls == "UNKNOWN") ExplainZeroRows();
+    if (cause_.cls == "UNKNOWN") ExplainRepeatedRows();
+    if (cause_.cls == "UNKNOWN") ExplainMissingReduction();
+    if (cause_.cls == "UNKNOWN") ExplainScale();
+    if (cause_.cls == "UNKNOWN") ExplainAddedInput();
+    return std::move(cause_);
+  }
+
+ private:
+  bool Is(std::string_view stem) const { return index_.sites[site_].parsed.stem == stem; }
+  bool IsCache() const {
+    const std::string& stem = index_.sites[site_].parsed.stem;
+    return stem == "attn.kv_write" || stem == "attn.k" || stem == "attn.v" || stem == "attn.k_pe" ||
+           stem == "attn.kv_c_normed" || stem == "attn.k_nope";
+  }
+
+  // Calls f(request, rows) for each request of the site on a side, from the row grids.
+  template <class F>
+  void ForEachRequest(uint32_t site, int side, int32_t rank, F f) const {
+    const JointSite& s = index_.sites[site];
+    SideRows rows;
+    for (size_t begin = s.begin[side]; begin < s.end[side];) {
+      size_t end = begin;
+      const uint32_t request = index_.pieces[side][begin].request;
+      while (end < s.end[side] && index_.pieces[side][end].request == request) ++end;
+      ReadRows(index_, side, begin, end, true, rank, &rows);
+      f(request, rows);
+      begin = end;
+    }
+  }
+
+  void Load(const std::vector<uint32_t>& rows) {
+    std::unordered_map<uint64_t, size_t> at;
+    std::vector<WrongRow> all;
+    for (uint32_t row : rows) {
+      const RowInterval& interval = index_.interval_of(row);
+      WrongRow wrong{};
+      wrong.row = row;
+      wrong.request = interval.request;
+      wrong.position = interval.first + static_cast<int32_t>(row - interval.base);
+      at.emplace(Key(wrong.request, wrong.position), all.size());
+      all.push_back(wrong);
+    }
+    int present[2] = {0, 0};
+    for (int side : {kA, kB}) {
+      ForEachRequest(site_, side, -1, [&](uint32_t request, const SideRows& values) {
+        for (const RowValue& value : values.rows) {
+          const auto it = at.find(Key(request, value.position));
+          if (it == at.end()) continue;
+          all[it->second].value[side] = value;
+          all[it->second].present = side == kA || all[it->second].present;
+          ++present[side];
+        }
+      });
+    }
+    if (present[kB] == 0) return;
+    for (const WrongRow& wrong : all) {
+      if (wrong.present) rows_.push_back(wrong);
+    }
+  }
+
+  static uint64_t Key(uint32_t request, int32_t position) {
+    return (uint64_t{request} << 32) | static_cast<uint32_t>(position);
+  }
+
+  void ExplainNonFinite() {
+    cause_.cls = "RANGE";
+    uint64_t total[2] = {0, 0};
+    for (const WrongRow& wrong : rows_) {
+      for (int side : {kA, kB}) total[side] += wrong.value[side].nonfinite;
+    }
+    cause_.evidence.push_back("non-finite elements in these rows: " + std::to_string(total[kA]) + " in A, " +
+                              std::to_string(total[kB]) + " in B");
+  }
+
+  void ExplainZeroRows() {
+    for (int side : {kA, kB}) {
+      size_t zero = 0;
+      for (const WrongRow& wrong : rows_) {
+        zero += wrong.value[side].sum_sq == 0 && wrong.value[1 - side].sum_sq > 0;
+      }
+      if (zero * 10 < rows_.size() * 9) continue;
+      cause_.cls = "UNWRITTEN";
+      cause_.evidence.push_back(std::to_string(zero) + " of " + std::to_string(rows_.size()) + " rows are all zero in " +
+                                kSideName[side]);
+      return;
+    }
+  }
+
+  struct Seen {
+    uint32_t site, request;
+    int32_t position;
+    int64_t step;
+  };
+
+  // Rows that hold, bit for bit, another row of the same site (any layer) of their own side, or another row of the
+  // other side.
+  void ExplainRepeatedRows() {
+    for (int side : {kB, kA}) {
+      std::unordered_map<uint64_t, std::vector<size_t>> wanted;  // digest of a wrong row -> which rows
+      for (size_t i = 0; i < rows_.size(); ++i) {
+        const RowValue& value = rows_[i].value[side];
+        if (value.digest_whole && value.sum_sq > 0) wanted[value.digest].push_back(i);
+      }
+      if (wanted.empty()) continue;
+      for (int from : {side, 1 - side}) {
+        std::vector<Seen> seen(rows_.size(), Seen{0, 0, 0, -2});
+        size_t found = 0;
+        for (uint32_t other = 0; other < index_.sites.size() && found < rows_.size(); ++other) {
+          if (!SameDefinition(other)) continue;
+          ForEachRequest(other, from, -1, [&](uint32_t request, const SideRows& values) {
+            for (const RowValue& value : values.rows) {
+              const auto it = wanted.find(value.digest);
+              if (it == wanted.end() || !value.digest_whole) continue;
+              for (size_t i : it->second) {
+                const bool itself = other == site_ && request == rows_[i].request && value.position == rows_[i].position;
+                if (itself || seen[i].step != -2) continue;
+                const Piece& piece = index_.pieces[from][value.piece];
+                seen[i] = {other, request, value.position, index_.trace[from]->event(piece.event).step()};
+                ++found;
+              }
+            }
+          });
+        }
+        if (found * 2 < rows_.size() || found == 0) continue;
+        DescribeRepeats(side, from, seen, found);
+        return;
+      }
+    }
+  }
+
+  bool SameDefinition(uint32_t other) const {
+    const SiteName &a = index_.sites[site_].parsed, &b = index_.sites[other].parsed;
+    return other == site_ || (a.def != nullptr && a.def == b.def && a.chunk == b.chunk && a.partial == b.partial);
+  }
+
+  void DescribeRepeats(int side, int from, const std::vector<Seen>& seen, size_t found) {
+    size_t same_request = 0, same_site = 0, same_position = 0;
+    int64_t shift = 0;
+    bool one_shift = true, first = true;
+    std::string example;
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      if (seen[i].step == -2) continue;
+      same_request += seen[i].request == rows_[i].request;
+      same_site += seen[i].site == site_;
+      same_position += seen[i].position == rows_[i].position;
+      const int64_t s = int64_t{seen[i].position} - rows_[i].position;
+      if (first) {
+        shift = s;
+        example = "position " + std::to_string(rows_[i].position) + " repeats " +
+                  (seen[i].site == site_ ? std::string() : index_.sites[seen[i].site].name + ", ") + "position " +
+                  std::to_string(seen[i].position) + (seen[i].request == rows_[i].request ? "" : " of another request") +
+                  (seen[i].step >= 0 ? ", step " + std::to_string(seen[i].step) : std::string());
+      }
+      one_shift &= s == shift;
+      first = false;
+    }
+    cause_.cls = IsCache() || same_request < found ? "KV-IDENT" : "UNWRITTEN";
+    if (!IsCache() && same_site == found && same_request < found) cause_.cls = "UNWRITTEN";
+    cause_.evidence.push_back(std::to_string(found) + " of " + std::to_string(rows_.size()) + " rows of " +
+                              kSideName[side] + " hold other rows" + (from == side ? "" : std::string(" of ") +
+                              kSideName[from]) + " bit for bit: " + example);
+    if (one_shift && shift != 0 && found > 1 && same_request == found) {
+      cause_.constant = "rows shifted by " + std::to_string(shift);
+    }
+  }
+
+  // The value before its reduction, taken for the sum.
+  void ExplainMissingReduction() {
+    const std::string name = index_.sites[site_].name + ".partial";
+    for (uint32_t s = 0; s < index_.sites.size(); ++s) {
+      if (index_.sites[s].name != name) continue;
+      for (int side : {kB, kA}) {
+        std::unordered_map<uint64_t, const RowValue*> wanted;
+        for (const WrongRow& wrong : rows_) {
+          wanted.emplace(Key(wrong.request, wrong.position), &wrong.value[side]);
+        }
+        for (int32_t rank = 0; rank < 64; ++rank) {
+          size_t equal = 0;
+          ForEachRequest(s, side, rank, [&](uint32_t request, const SideRows& values) {
+            for (const RowValue& value : values.rows) {
+              const auto it = wanted.find(Key(request, value.position));
+              if (it == wanted.end()) continue;
+              double gap = 0;
+              for (int k = 0; k < kRowSketchSize; ++k) {
+                gap = std::max(gap, std::fabs(value.sketch[k] - it->second->sketch[k]));
+              }
+              equal += gap <= 1e-5 * std::sqrt(value.sum_sq);
+            }
+          });
+          if (equal * 2 < rows_.size()) continue;
+          cause_.cls = "REDUCE";
+          cause_.evidence.push_back(std::to_string(equal) + " of " + std::to_string(rows_.size()) + " rows of " +
+                                    kSideName[side] + " equal the partial result of rank " + std::to_string(rank) +
+                                    ": the reduction is missing");
+          return;
+        }
+      }
+    }
+  }
+
+  // B = c A.
+  void ExplainScale() {
+    double ab = 0, aa = 0, bb = 0;
+    for (const WrongRow& wrong : rows_) {
+      const double *a = wrong.value[kA].sketch, *b = wrong.value[kB].sketch;
+      ab += Dot(a, b);
+      aa += Dot(a, a);
+      bb += Dot(b, b);
+    }
+    if (!(aa > 0) || !(bb > 0)) return;
+    const double c = ab / aa;
+    const double rest = std::sqrt(std::max(0.0, bb - c * ab) / bb);
+    if (!(std::fabs(c - 1) > 4 * rest) || rest > kFitResidual) return;
+    const std::string& stem = index_.sites[site_].parsed.stem;
+    const bool lse = stem.ends_with("lse");
+    const bool cache = Is("attn.kv_write");
+    cause_.cls = lse ? "LSE" : cache ? "KV-SCALE" : "SCALE";
+    cause_.constant = "B = " + Printf("%.4f", c) + " A";
+    constexpr double kLog2e = 1.4426950408889634;
+    if (std::fabs(c - kLog2e) < 1e-3) cause_.constant += " (log2 e: logarithm of base 2 on side B)";
+    if (std::fabs(c - 1 / kLog2e) < 1e-3) cause_.constant += " (ln 2: logarithm of base 2 on side A)";
+    cause_.evidence.push_back("one factor explains all rows but " + Printf("%.1e", rest) + " of their norm");
+  }
+
+  // B = A + c * input, at operations that add.
+  void ExplainAddedInput() {
+    if (op_ != SiteOp::kAdd && op_ != SiteOp::kReduce && op_ != SiteOp::kCombine) return;
+    std::unordered_map<uint64_t, size_t> at;
+    for (size_t i = 0; i < rows_.size(); ++i) at.emplace(Key(rows_[i].request, rows_[i].position), i);
+    for (const GraphEdge& edge : graph_.nodes[site_].edges) {
+      double ds = 0, ss = 0, dd = 0;
+      ForEachRequest(edge.site, kA, -1, [&](uint32_t request, const SideRows& values) {
+        for (const RowValue& value : values.rows) {
+          const auto it = at.find(Key(request, value.position));
+          if (it == at.end()) continue;
+          const WrongRow& wrong = rows_[it->second];
+          double delta[kRowSketchSize];
+          for (int k = 0; k < kRowSketchSize; ++k) delta[k] = wrong.value[kB].sketch[k] - wrong.value[kA].sketch[k];
+          ds += Dot(delta, value.sketch);
+          ss += Dot(value.sketch, value.sketch);
+          dd += Dot(delta, delta);
+        }
+      });
+      if (!(ss > 0) || !(dd > 0)) continue;
+      const double c = ds / ss;
+      const double rest = std::sqrt(std::max(0.0, dd - c * ds) / dd);
+      if (rest > kFitResidual) continue;
+      cause_.cls = "REDUCE";
+      cause_.constant = "B = A + " + Printf("%.3f", c) + " x " + index_.sites[edge.site].name;
+      cause_.evidence.push_back("the difference is that input but for " + Printf("%.1e", rest) + " of its norm");
+      return;
+    }
+  }
+
+  const JointIndex& index_;
+  const SiteGraph& graph_;
+  const uint32_t site_;
+  const SiteOp op_;
+  std::vector<WrongRow> rows_;
+  RowCause cause_;
+};
+
+}  // namespace
+
+RowCause ExplainRows(const JointIndex& index, const SiteGraph& graph, uint32_t site, const std::vector<uint32_t>& rows,
+                     bool nonfinite) {
+  return Explainer(index, graph, site).Run(rows, nonfinite);
+}
+
+}  // namespace assay

@@ -1,0 +1,23 @@
+// Small explanations of wrong rows, each tested on the row grids of both sides. What a test says is exact where it
+// rests on digests, and within the sketch's resolution where it fits a constant (then the residual is checked).
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "compare/joint_index.h"
+#include "compare/site_graph.h"
+
+namespace assay {
+
+struct RowCause {
+  std::string cls = "UNKNOWN";  // class of the case bank
+  std::string constant;         // fitted constant with its meaning, or empty
+  std::vector<std::string> evidence;
+};
+
+// rows: wrong row numbers of the site, ascending. nonfinite: the masks of non-finite values differ.
+RowCause ExplainRows(const JointIndex& index, const SiteGraph& graph, uint32_t site, const std::vector<uint32_t>& rows,
+                     bool nonfinite);
+
+}  // namespace assay

@@ -1,0 +1,285 @@
+#include "compare/row_values.h"
+
+#include <algorithm>
+#include <cmath>
+#include <tuple>
+
+#include "compare/bounds.h"
+
+namespace assay {
+namespace {
+
+constexpr int32_t kBlockBits = 6;
+
+// Part of a row value that one rank holds.
+struct Part {
+  RowValue value;
+  int32_t rank;
+  int32_t shard;
+  int32_t shard_count;  // 1: a replica, or a partial sum
+  uint32_t order;       // of recording
+  uint32_t sketch;      // index of its wide sketch, by blocks
+};
+
+double SketchDistance(const double* a, const double* b, int n) {
+  double sum = 0;
+  for (int i = 0; i < n; ++i) sum += (a[i] - b[i]) * (a[i] - b[i]);
+  return std::sqrt(sum);
+}
+
+class RowReader {
+ public:
+  RowReader(const JointIndex& index, int side, bool by_rows, int32_t only_rank, SideRows* out)
+      : index_(index), side_(side), by_rows_(by_rows), only_rank_(only_rank), out_(out) {}
+
+  void Run(size_t begin, size_t end) {
+    out_->clear();
+    if (begin == end) return;
+    partial_ = index_.sites[index_.pieces[side_][begin].site].parsed.partial;
+    bool simple = true;  // one rank, ascending: nothing to put together
+    for (size_t i = begin; i < end; ++i) {
+      const Piece& piece = index_.pieces[side_][i];
+      const EventView event = index_.trace[side_]->event(piece.event);
+      const int32_t rank = event.rank();
+      if (only_rank_ >= 0 && rank != only_rank_) continue;
+      const Shard shard = event.shard();
+      const size_t before = parts_.size();
+      out_->roundoff = std::max(out_->roundoff, RoundoffOf(event.dtype(), event.compute_dtype()));
+      if (by_rows_) {
+        AddGrid(event, piece, i);
+      } else {
+        AddSegment(event, piece, i);
+      }
+      for (size_t j = before; j < parts_.size(); ++j) {
+        Part& part = parts_[j];
+        part.rank = rank;
+        part.shard = shard.index;
+        part.shard_count = shard.count;
+        part.order = static_cast<uint32_t>(i - begin);
+        const Part& last = parts_[j == 0 ? 0 : j - 1];
+        simple &= j == 0 || (last.rank == rank && last.value.position < part.value.position);
+        simple &= only_rank_ >= 0 || partial_ || shard.count <= 1;
+      }
+    }
+    if (!simple || (!by_rows_ && parts_.size() > 1)) PutTogether();
+    out_->rows.reserve(parts_.size());
+    for (const Part& part : parts_) {
+      out_->rows.push_back(part.value);
+      if (!by_rows_) {
+        const double* sketch = wide_.data() + size_t{part.sketch} * kSketchSize;
+        out_->sketches.insert(out_->sketches.end(), sketch, sketch + kSketchSize);
+      }
+    }
+  }
+
+ private:
+  void AddGrid(const EventView& event, const Piece& piece, size_t number) {
+    const auto segment = static_cast<int32_t>(piece.segment);
+    const SegmentSummary summary = event.segment(segment);
+    RowCell cell;
+    for (int32_t r = 0; r < summary.n_row_cells; ++r) {
+      event.row_cell(segment, r, &cell);
+      Part part{};
+      RowValue& value = part.value;
+      value.position = piece.position + r;
+      value.piece = static_cast<uint32_t>(number);
+      value.nonfinite = cell.nonfinite;
+      value.digest = cell.digest;
+      value.digest_whole = !summary.digest_split;
+      value.sum_sq = cell.sum_sq;
+      for (int i = 0; i < kRowSketchSize; ++i) {
+        value.sketch[i] = cell.sketch[static_cast<size_t>(i)];
+        out_->has_sketch |= value.sketch[i] != 0;
+      }
+      parts_.push_back(part);
+    }
+  }
+
+  void AddSegment(const EventView& event, const Piece& piece, size_t number) {
+    const auto segment = static_cast<int32_t>(piece.segment);
+    const SegmentSummary summary = event.segment(segment);
+    Part part{};
+    RowValue& value = part.value;
+    value.position = piece.position;
+    value.n_rows = piece.rows();
+    value.piece = static_cast<uint32_t>(number);
+    value.nonfinite = static_cast<uint32_t>(std::min<uint64_t>(summary.nonfinite, ~uint32_t{0}));
+    value.digest = summary.digest;
+    value.digest_whole = !summary.digest_split;
+    value.sum_sq = summary.sum_sq;
+    part.sketch = static_cast<uint32_t>(wide_.size() / kSketchSize);
+    wide_.resize(wide_.size() + kSketchSize);
+    double* sketch = wide_.data() + size_t{part.sketch} * kSketchSize;
+    event.sketch(segment, sketch);
+    for (int i = 0; i < kSketchSize; ++i) out_->has_sketch |= sketch[i] != 0;
+    parts_.push_back(part);
+  }
+
+  double* Sketch(Part& part) {
+    return by_rows_ ? part.value.sketch : wide_.data() + size_t{part.sketch} * kSketchSize;
+  }
+  int SketchSize() const { return by_rows_ ? kRowSketchSize : kSketchSize; }
+
+  // Adds part to sum: disjoint columns, partial sums, or (by blocks) disjoint rows.
+  void AddTo(Part* sum, Part& part) {
+    sum->value.sum_sq += part.value.sum_sq;
+    sum->value.nonfinite += part.value.nonfinite;
+    sum->value.digest += part.value.digest;
+    sum->value.digest_whole &= part.value.digest_whole;
+    double *to = Sketch(*sum), *from = Sketch(part);
+    for (int i = 0; i < SketchSize(); ++i) to[i] += from[i];
+  }
+
+  void PutTogether() {
+    // The same rank's later recording of the same rows replaces the earlier one.
+    auto key = [](const Part& p) { return std::tuple(p.rank, p.shard, p.value.position, p.order); };
+    std::sort(parts_.begin(), parts_.end(), [&](const Part& a, const Part& b) { return key(a) < key(b); });
+    size_t kept = 0;
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      Part* last = kept == 0 ? nullptr : &parts_[kept - 1];
+      if (last != nullptr && last->rank == parts_[i].rank && last->shard == parts_[i].shard &&
+          parts_[i].value.position - int64_t{last->value.position} < last->value.n_rows) {
+        ++out_->repeated;
+        *last = parts_[i];
+      } else {
+        parts_[kept++] = parts_[i];
+      }
+    }
+    parts_.resize(kept);
+    if (!by_rows_) JoinBlocks();
+    JoinRanks();
+  }
+
+  // Segments of one rank inside one block of positions become one value.
+  void JoinBlocks() {
+    size_t kept = 0;
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      Part* last = kept == 0 ? nullptr : &parts_[kept - 1];
+      if (last != nullptr && last->rank == parts_[i].rank && last->shard == parts_[i].shard &&
+          (last->value.position >> kBlockBits) == (parts_[i].value.position >> kBlockBits)) {
+        AddTo(last, parts_[i]);
+        last->value.n_rows += parts_[i].value.n_rows;
+      } else {
+        parts_[kept++] = parts_[i];
+      }
+    }
+    parts_.resize(kept);
+  }
+
+  void JoinRanks() {
+    std::stable_sort(parts_.begin(), parts_.end(),
+                     [](const Part& a, const Part& b) { return a.value.position < b.value.position; });
+    // A partial sum is whole when as many ranks gave one as for any other row.
+    size_t kept = 0;
+    size_t ranks_needed = 0;
+    if (partial_ && only_rank_ < 0) {
+      for (size_t i = 0; i < parts_.size();) {
+        const size_t group = GroupEnd(i) - i;
+        ranks_needed = std::max(ranks_needed, group);
+        i += group;
+      }
+    }
+    for (size_t i = 0; i < parts_.size();) {
+      const size_t end = GroupEnd(i);
+      Part sum = parts_[i];
+      bool complete = true;
+      if (only_rank_ >= 0) {
+        // one part already
+      } else if (partial_) {
+        complete = end - i == ranks_needed;
+        // Squares of a sum do not add; the sketch gives an unbiased estimate.
+        for (size_t j = i + 1; j < end; ++j) AddTo(&sum, parts_[j]);
+        if (end - i > 1) {
+          const double* sketch = Sketch(sum);
+          sum.value.sum_sq = 0;
+          for (int k = 0; k < SketchSize(); ++k) sum.value.sum_sq += sketch[k] * sketch[k];
+          sum.value.digest_whole = false;
+        }
+      } else if (sum.shard_count > 1) {
+        // Shards may be replicated in turn (fewer key heads than ranks): one of each index.
+        int32_t have = 1;
+        for (size_t j = i + 1; j < end; ++j) {
+          if (parts_[j].shard == sum.shard) continue;
+          bool is_new = true;
+          for (size_t k = i; k < j; ++k) is_new &= parts_[k].shard != parts_[j].shard;
+          if (!is_new) continue;
+          AddTo(&sum, parts_[j]);
+          ++have;
+        }
+        complete = have == sum.shard_count;
+      } else {
+        for (size_t j = i + 1; j < end; ++j) CompareReplica(&sum, parts_[j]);
+      }
+      if (complete) {
+        parts_[kept++] = sum;
+      } else {
+        out_->incomplete += sum.value.n_rows;
+      }
+      i = end;
+    }
+    parts_.resize(kept);
+  }
+
+  size_t GroupEnd(size_t i) const {
+    size_t end = i;
+    while (end < parts_.size() && parts_[end].value.position == parts_[i].value.position) ++end;
+    return end;
+  }
+
+  void CompareReplica(Part* first, Part& other) {
+    RowValue &a = first->value, &b = other.value;
+    if (a.digest_whole && b.digest_whole && a.digest == b.digest) return;
+    const auto distance = static_cast<float>(SketchDistance(Sketch(*first), Sketch(other), SketchSize()));
+    if (a.nonfinite != b.nonfinite) a.nonfinite = std::max(a.nonfinite, b.nonfinite);
+    if (distance > a.deviation) {
+      a.deviation = distance;
+      a.deviating_rank = static_cast<int16_t>(other.rank);
+    }
+  }
+
+  const JointIndex& index_;
+  const int side_;
+  const bool by_rows_;
+  const int32_t only_rank_;
+  SideRows* out_;
+  bool partial_ = false;
+  std::vector<Part> parts_;
+  std::vector<double> wide_;
+};
+
+}  // namespace
+
+void SideRows::clear() {
+  rows.clear();
+  sketches.clear();
+  roundoff = 0;
+  repeated = incomplete = 0;
+  has_sketch = false;
+}
+
+SideFormat FormatOf(const JointIndex& index, int side, const JointSite& site) {
+  SideFormat out;
+  const size_t begin = site.begin[side], end = site.end[side];
+  for (size_t i = begin; i < end; ++i) {
+    const Piece& piece = index.pieces[side][i];
+    const EventView event = index.trace[side]->event(piece.event);
+    const SegmentSummary segment = event.segment(static_cast<int32_t>(piece.segment));
+    out.row_grid &= segment.n_row_cells == static_cast<int64_t>(piece.rows());
+    if (i == begin) {
+      const Shard shard = event.shard();
+      out.dtype = event.dtype();
+      out.compute_dtype = event.compute_dtype();
+      out.cols = shard.full_cols > 0 ? shard.full_cols
+                                     : static_cast<int64_t>(segment.count / std::max<uint64_t>(piece.n_rows, 1));
+    }
+    if (!out.row_grid) break;
+  }
+  return out;
+}
+
+void ReadRows(const JointIndex& index, int side, size_t begin, size_t end, bool by_rows, int32_t only_rank,
+              SideRows* out) {
+  RowReader(index, side, by_rows, only_rank, out).Run(begin, end);
+}
+
+}  // namespace assay

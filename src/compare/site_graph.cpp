@@ -1,0 +1,246 @@
+#include "compare/site_graph.h"
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <unordered_map>
+
+#include "compare/bounds.h"
+
+namespace assay {
+namespace {
+
+// Bridged layers are reached over many ways; more than this many roundings (64 u in quadrature) are not told apart.
+constexpr double kMaxRoundings = 4096;
+
+// What stands behind a name: itself when it is common, else what its definition reads.
+struct Ancestors {
+  std::vector<GraphEdge> edges;
+  double roundings = 0;   // of operations bridged
+  bool contracts = false;
+};
+
+class GraphBuilder {
+ public:
+  GraphBuilder(const JointIndex& index, const std::vector<uint8_t>& comparable)
+      : index_(index), comparable_(comparable) {}
+
+  SiteGraph Run() {
+    const auto n = static_cast<uint32_t>(index_.sites.size());
+    graph_.nodes.resize(n);
+    for (uint32_t i = 0; i < n; ++i) {
+      const JointSite& site = index_.sites[i];
+      numbers_.emplace(site.name, i);
+      if (site.parsed.layer >= 0) AddToLayer(site);
+    }
+    for (uint32_t i = 0; i < n; ++i) BuildNode(i);
+    for (uint32_t i = 0; i < n; ++i) {
+      graph_.nodes[i].last_use = std::max(graph_.nodes[i].last_use, i);
+      for (const GraphEdge& edge : graph_.nodes[i].edges) {
+        graph_.nodes[edge.site].last_use = std::max(graph_.nodes[edge.site].last_use, i);
+      }
+    }
+    return std::move(graph_);
+  }
+
+ private:
+  struct Layer {
+    bool materialised = false, absorbed = false;  // paths of which sites are recorded
+    std::vector<int32_t> chunks;                  // chunk numbers recorded
+    int32_t below = -1;                           // nearest recorded layer below
+  };
+
+  void AddToLayer(const JointSite& site) {
+    const int32_t layer = site.parsed.layer;
+    auto [it, is_new] = layers_.try_emplace(layer);
+    if (is_new) {
+      it->second.below = last_layer_;
+      last_layer_ = layer;  // sites are in causal order, so layers come ascending
+    }
+    if (site.parsed.def == nullptr) return;
+    it->second.materialised |= site.parsed.def->paths == "materialised";
+    it->second.absorbed |= site.parsed.def->paths == "absorbed";
+    if (site.parsed.chunk >= 0) {
+      std::vector<int32_t>& chunks = it->second.chunks;
+      if (std::find(chunks.begin(), chunks.end(), site.parsed.chunk) == chunks.end()) {
+        chunks.push_back(site.parsed.chunk);
+      }
+    }
+  }
+
+  void BuildNode(uint32_t i) {
+    const JointSite& site = index_.sites[i];
+    GraphNode& node = graph_.nodes[i];
+    node.comparable = comparable_[i] != 0;
+    if (!node.comparable) {
+      Bridge(site.name);  // in causal order, so that no later look-up recurses through many layers
+      return;
+    }
+    if (site.parsed.def == nullptr) {
+      BuildForeign(i);
+      return;
+    }
+    node.op = site.parsed.def->op;
+    Ancestors inputs;
+    // A sum over ranks reads its partial results; those read what the table says.
+    const int64_t partial = site.parsed.partial ? -1 : Common(site.name + ".partial");
+    if (partial >= 0) {
+      node.op = SiteOp::kReduce;
+      inputs.edges.push_back({static_cast<uint32_t>(partial), false, 1});
+      node.direct = true;
+    } else {
+      node.direct = true;
+      inputs = InputsOf(site.parsed.layer, *site.parsed.def, &node.direct);
+    }
+    const OpModel model = ModelOf(node.op);
+    node.roundings = model.roundings + inputs.roundings;
+    node.contracts = model.contracts || inputs.contracts;
+    for (const GraphEdge& edge : inputs.edges) {
+      node.edges.push_back({edge.site, edge.context, std::min(edge.gain * model.gain, SiteGraph::kMaxGain)});
+    }
+    node.inputs_known = !node.edges.empty();
+    node.margin_site = Common(site.name + ".margin");
+  }
+
+  // Sites without a definition: a value without token rows has no inputs; a value with rows is taken to come from
+  // the foreign site recorded before it, over any row of the request.
+  void BuildForeign(uint32_t i) {
+    GraphNode& node = graph_.nodes[i];
+    if (!index_.sites[i].has_rows) {
+      node.op = SiteOp::kSource;
+      node.roundings = 1;
+      return;
+    }
+    node.op = SiteOp::kLinear;
+    const OpModel model{8, true, 16};  // unknown: as wide as the widest operation
+    node.roundings = model.roundings;
+    node.contracts = true;
+    if (previous_foreign_ >= 0) {
+      node.edges.push_back({static_cast<uint32_t>(previous_foreign_), true, model.gain});
+      node.inputs_known = true;
+    }
+    previous_foreign_ = i;
+  }
+
+  // Number of the site when it is compared, else -1.
+  int64_t Common(const std::string& name) const {
+    const auto it = numbers_.find(name);
+    return it != numbers_.end() && comparable_[it->second] ? int64_t{it->second} : -1;
+  }
+  bool Recorded(const std::string& name) const { return numbers_.count(name) > 0; }
+
+  // Full names behind an input's name.
+  std::vector<std::string> Expand(int32_t layer, std::string_view input) const {
+    if (input == "prev.out") {
+      int32_t below = last_layer_;
+      if (layer >= 0) {
+        const auto it = layers_.find(layer);
+        below = it == layers_.end() ? -1 : it->second.below;
+      }
+      return {below < 0 ? std::string("embed") : FormatSiteName(below, "out")};
+    }
+    const size_t j = input.find(".J.");
+    if (j == std::string_view::npos) return {FormatSiteName(layer, input)};
+    std::vector<std::string> names;
+    if (const auto it = layers_.find(layer); it != layers_.end()) {
+      for (int32_t chunk : it->second.chunks) {
+        names.push_back(FormatSiteName(
+            layer, std::string(input.substr(0, j + 1)) + std::to_string(chunk) + std::string(input.substr(j + 2))));
+      }
+    }
+    return names;
+  }
+
+  const std::vector<SiteInput>& Choose(int32_t layer, const std::vector<std::vector<SiteInput>>& alternatives) const {
+    size_t best = 0, best_count = 0;
+    for (size_t i = 0; i < alternatives.size(); ++i) {
+      size_t count = 0;
+      for (const SiteInput& input : alternatives[i]) {
+        for (const std::string& name : Expand(layer, input.name)) count += Recorded(name);
+      }
+      if (count > best_count) {
+        best = i;
+        best_count = count;
+      }
+    }
+    return alternatives[best];
+  }
+
+  // *direct becomes false when an input is bridged.
+  Ancestors InputsOf(int32_t layer, const SiteDef& def, bool* direct) {
+    bool materialised = true, absorbed = false;
+    if (const auto it = layers_.find(layer); it != layers_.end() && it->second.absorbed) {
+      absorbed = true;
+      materialised = it->second.materialised;
+    }
+    Ancestors out;
+    std::string_view lists[2] = {materialised ? def.inputs_materialised : "", absorbed ? def.inputs_absorbed : ""};
+    if (lists[0] == lists[1]) lists[1] = "";
+    for (std::string_view list : lists) {
+      const auto alternatives = ParseSiteInputs(list);
+      if (alternatives.empty()) continue;
+      for (const SiteInput& input : Choose(layer, alternatives)) {
+        for (const std::string& name : Expand(layer, input.name)) {
+          const int64_t common = Common(name);
+          if (common >= 0) {
+            Add({static_cast<uint32_t>(common), input.context, 1}, &out);
+          } else {
+            *direct = false;
+            const Ancestors& behind = Bridge(name);
+            for (GraphEdge edge : behind.edges) {
+              edge.context |= input.context;
+              Add(edge, &out);
+            }
+            out.roundings = std::min(out.roundings + behind.roundings, kMaxRoundings);
+            out.contracts |= behind.contracts;
+          }
+        }
+      }
+    }
+    return out;
+  }
+
+  static void Add(const GraphEdge& edge, Ancestors* out) {
+    for (GraphEdge& other : out->edges) {
+      if (other.site != edge.site) continue;
+      other.context |= edge.context;
+      other.gain = std::max(other.gain, edge.gain);
+      return;
+    }
+    out->edges.push_back(edge);
+  }
+
+  // What a name that is not common is computed from. Recursion ends at embed; it is at most one layer deep beyond
+  // what is remembered, because sites are built in causal order.
+  const Ancestors& Bridge(const std::string& name) {
+    if (const auto it = bridged_.find(name); it != bridged_.end()) return it->second;
+    Ancestors out;
+    const SiteName parsed = ParseSiteName(name);
+    if (parsed.def != nullptr) {
+      bool direct = true;
+      out = InputsOf(parsed.layer, *parsed.def, &direct);
+      const OpModel model = ModelOf(parsed.def->op);
+      out.roundings += model.roundings;
+      out.contracts |= model.contracts;
+      for (GraphEdge& edge : out.edges) edge.gain = std::min(edge.gain * model.gain, SiteGraph::kMaxGain);
+    }
+    return bridged_.emplace(name, std::move(out)).first->second;
+  }
+
+  const JointIndex& index_;
+  const std::vector<uint8_t>& comparable_;
+  SiteGraph graph_;
+  std::unordered_map<std::string, uint32_t> numbers_;
+  std::map<int32_t, Layer> layers_;
+  std::map<std::string, Ancestors> bridged_;
+  int32_t last_layer_ = -1;
+  int64_t previous_foreign_ = -1;
+};
+
+}  // namespace
+
+SiteGraph SiteGraph::Build(const JointIndex& index, const std::vector<uint8_t>& comparable) {
+  return GraphBuilder(index, comparable).Run();
+}
+
+}  // namespace assay

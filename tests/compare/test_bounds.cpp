@@ -1,0 +1,80 @@
+#include "compare/bounds.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+namespace assay {
+namespace {
+
+TEST(SpreadAbove, AgreesWithTabulatedQuantiles) {
+  // Upper quantiles of chi square: 4 degrees 13.2767 at 1 %, 64 degrees 93.217 at 1 %, 16 degrees 39.252 at 0.1 %.
+  EXPECT_NEAR(SpreadAbove(4, 0.01), std::sqrt(13.2767 / 4), 1e-4);
+  EXPECT_NEAR(SpreadAbove(64, 0.01), std::sqrt(93.217 / 64), 1e-3);
+  EXPECT_NEAR(SpreadAbove(16, 0.001), std::sqrt(39.252 / 16), 1e-4);
+}
+
+TEST(SpreadAbove, FewerThanPOfRandomSketchesExceedIt) {
+  std::mt19937_64 random(7);
+  std::normal_distribution<double> normal;
+  const double factor = SpreadAbove(4, 1e-3);
+  int above = 0;
+  constexpr int kTrials = 200000;
+  for (int i = 0; i < kTrials; ++i) {
+    double sum = 0;
+    for (int j = 0; j < 4; ++j) {
+      const double x = normal(random);
+      sum += x * x;
+    }
+    above += std::sqrt(sum / 4) > factor;
+  }
+  EXPECT_NEAR(above, kTrials * 1e-3, 5 * std::sqrt(kTrials * 1e-3));
+}
+
+TEST(RoundingNoise, AccumulatesInF32AtLeast) {
+  EXPECT_DOUBLE_EQ(RoundingNoise(0x1p-8, 1, false, 1e6), 0x1p-8);
+  EXPECT_NEAR(RoundingNoise(0x1p-8, 1, true, 1 << 20), std::hypot(0x1p-8, 0x1p-14), 1e-12);
+  EXPECT_NEAR(RoundingNoise(0x1p-53, 0, true, 4), 0x1p-52, 1e-20);
+  EXPECT_EQ(RoundingNoise(0, 4, true, 100), 0);
+}
+
+TEST(RoundoffOf, TheCoarserOfBothCounts) {
+  EXPECT_EQ(RoundoffOf(DType::kF32, DType::kBF16), UnitRoundoff(DType::kBF16));
+  EXPECT_EQ(RoundoffOf(DType::kF32, DType::kInvalid), UnitRoundoff(DType::kF32));
+  EXPECT_EQ(RoundoffOf(DType::kI64, DType::kInvalid), 0);
+}
+
+TEST(Tolerance, LastMatchingEntryHolds) {
+  auto tolerance = Tolerance::Parse("1e-5,layers.*.q:1e-3,layers.3.*:0");
+  ASSERT_TRUE(tolerance.ok());
+  EXPECT_EQ(tolerance->of("embed"), 1e-5);
+  EXPECT_EQ(tolerance->of("layers.0.attn.q"), 1e-3);
+  EXPECT_EQ(tolerance->of("layers.3.attn.q"), 0);
+  auto only_pattern = Tolerance::Parse("attn.?:2");
+  ASSERT_TRUE(only_pattern.ok());
+  EXPECT_EQ(only_pattern->of("embed"), -1);
+}
+
+TEST(Tolerance, NonsenseIsAUsageError) {
+  for (const char* text : {"x", "1e-5,", ",", "q:", ":1", "q:nan", "-1", "1e-5 ", "inf"}) {
+    auto tolerance = Tolerance::Parse(text);
+    ASSERT_FALSE(tolerance.ok()) << text;
+    EXPECT_EQ(tolerance.status().code(), Code::kUsage) << text;
+  }
+  EXPECT_TRUE(Tolerance::Parse("").ok());
+}
+
+TEST(GlobMatches, StarsQuestionMarksAndClasses) {
+  EXPECT_TRUE(GlobMatches("layers.*.attn.*", "layers.12.attn.out"));
+  EXPECT_FALSE(GlobMatches("layers.*.attn.*", "layers.12.mlp.down"));
+  EXPECT_TRUE(GlobMatches("*a*b", "xaxxab"));
+  EXPECT_TRUE(GlobMatches("layers.[0-3].out", "layers.2.out"));
+  EXPECT_FALSE(GlobMatches("layers.[!0-3].out", "layers.2.out"));
+  EXPECT_FALSE(GlobMatches("a[bc", "ab"));
+  EXPECT_TRUE(GlobMatches("*", ""));
+  EXPECT_FALSE(GlobMatches("?", ""));
+}
+
+}  // namespace
+}  // namespace assay
