@@ -19,17 +19,17 @@ double SpreadAbove(int buckets, double p);
 
 // What an operation does to error, all relative to the norm of a row of its output.
 struct OpModel {
-  double roundings;   // roundings to the compute dtype between the inputs and the output, worst usual kernel
-  bool contracts;     // sums over K products: adds u_acc * sqrt(K), the random walk of K accumulated roundings
-  double gain;        // how much larger a relative difference of the inputs may come out
+  double roundings;  // roundings to the compute dtype between the inputs and the output, worst usual kernel
+  bool contracts;    // sums over K products: adds u_acc * sqrt(K), the random walk of K accumulated roundings
+  double gain;       // how much larger a relative difference of the inputs may come out
 };
 OpModel ModelOf(SiteOp op);
 
 // Unit roundoff of a value's history: the coarser of its dtype and its compute dtype. 0 for integers.
 double RoundoffOf(DType dtype, DType compute_dtype);
 
-// Relative rounding noise of one side: roundings at roundoff u, and the accumulator's walk over K products (accumulators
-// hold at least f32, unless the whole run is f64).
+// Relative rounding noise of one side: roundings at roundoff u, and the accumulator's walk over K products
+// (accumulators hold at least f32, unless the whole run is f64).
 double RoundingNoise(double u, double roundings, bool contracts, double k);
 
 // "1e-5,layers.*.q:1e-3": the last matching entry holds; an entry without a pattern holds for every site. Patterns are

@@ -16,16 +16,16 @@ std::string NameOf(Verdict verdict);
 
 // The common form of a finding in every command's JSON ("first_bad").
 struct FirstBad {
-  std::string name;         // canonical: "layers.2.attn.out"
+  std::string name;  // canonical: "layers.2.attn.out"
   int32_t layer = -1;
   int64_t step = -1;
   uint64_t request = 0;
   std::vector<std::pair<int64_t, int64_t>> positions;  // inclusive ranges
   std::vector<int32_t> heads;                          // global head numbers; empty: all or not known
   std::vector<int32_t> ranks;
-  std::string cls;          // class of the case bank, "UNKNOWN" when the differential way cannot tell
-  std::string constant;     // fitted constant with its meaning, or empty
-  double measured = 0;      // relative L2 difference
+  std::string cls;       // class of the case bank, "UNKNOWN" when the differential way cannot tell
+  std::string constant;  // fitted constant with its meaning, or empty
+  double measured = 0;   // relative L2 difference
   double bound = 0;
   std::string bound_basis;  // where the bound comes from, in words with numbers
   std::string method;       // "diff: sketches", "diff: payloads", "diff: digests"
@@ -36,7 +36,7 @@ struct FirstBad {
 struct Coverage {
   uint64_t sites_a = 0, sites_b = 0, sites_common = 0, sites_compared = 0;
   uint64_t rows_compared = 0, rows_only_a = 0, rows_only_b = 0;
-  uint64_t rows_set_aside = 0;       // depend on a near tie or lie behind a differing token
+  uint64_t rows_set_aside = 0;              // depend on a near tie or lie behind a differing token
   std::vector<std::string> only_a, only_b;  // site names
   std::vector<std::string> notes;
 };
@@ -53,14 +53,14 @@ struct SiteComparison {
   std::string name;
   uint64_t rows = 0, rows_bad = 0, rows_set_aside = 0;
   double rel_l2 = 0, rel_l2_in = 0, bound = 0;
-  double max_abs = -1, cosine = -2;       // from payloads, or from sketches (cosine); -1 / -2: not known
+  double max_abs = -1, cosine = -2;  // from payloads, or from sketches (cosine); -1 / -2: not known
   std::string note;
 };
 
 struct DiffOptions {
-  std::string tolerance;       // "1e-5,layers.*.q:1e-3" replaces the derived bound; empty: derived
-  std::string floor_trace;     // the run of A once more with inputs disturbed by one ulp; raises bounds to its noise
-  int threads = 0;             // 0: all cores
+  std::string tolerance;    // "1e-5,layers.*.q:1e-3" replaces the derived bound; empty: derived
+  std::string floor_trace;  // the run of A once more with inputs disturbed by one ulp; raises bounds to its noise
+  int threads = 0;          // 0: all cores
 };
 
 struct DiffResult {

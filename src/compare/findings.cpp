@@ -10,9 +10,9 @@
 namespace assay {
 namespace {
 
-constexpr size_t kExplained = 4;      // findings whose rows are read once more; the first ones matter
+constexpr size_t kExplained = 4;  // findings whose rows are read once more; the first ones matter
 constexpr size_t kRowsExplained = 4096;
-constexpr double kHeadShare = 0.05;   // a head differs when it differs at least this much of the worst head
+constexpr double kHeadShare = 0.05;  // a head differs when it differs at least this much of the worst head
 
 std::string Number(double x) {
   char buffer[32];
@@ -54,8 +54,9 @@ class Maker {
     const double excess = outcome_.bound > 0 ? outcome_.measured / outcome_.bound : 1e9;
     bad_.confidence = !outcome_.inputs_known ? 0.5 : excess > 10 ? 0.99 : excess > 2 ? 0.9 : 0.7;
     PickRequest();
-    bad_.evidence.push_back(outcome_.inputs_known ? Why(outcome_.reason)
-                                                  : "the first site compared that differs; nothing before it was recorded");
+    bad_.evidence.push_back(outcome_.inputs_known
+                                ? Why(outcome_.reason)
+                                : "the first site compared that differs; nothing before it was recorded");
     bad_.evidence.push_back(Number(outcome_.measured) + " measured, bound " + Number(outcome_.bound) +
                             ", inputs differ by " + Number(outcome_.measured_in));
     if (requests_ > 1) {

@@ -18,9 +18,7 @@ struct LeftOut {
   uint64_t warmup = 0, padding = 0, empty = 0, out_of_range = 0;
 };
 
-bool IsRealPhase(Phase phase) {
-  return phase != Phase::kWarmup && phase != Phase::kDummy && phase != Phase::kCapture;
-}
+bool IsRealPhase(Phase phase) { return phase != Phase::kWarmup && phase != Phase::kDummy && phase != Phase::kCapture; }
 
 auto OrderOf(const Piece& p) { return std::tie(p.site, p.request, p.position, p.event, p.segment); }
 
@@ -267,12 +265,12 @@ class Builder {
       size_t before_begin = 0, before_end = 0;
       for (const JointSite& site : index_.sites) {
         const size_t begin = site.begin[side], end = site.end[side];
-        const bool same = end - begin == before_end - before_begin &&
-                          std::equal(pieces.begin() + begin, pieces.begin() + end, pieces.begin() + before_begin,
-                                     [](const Piece& a, const Piece& b) {
-                                       return a.request == b.request && a.position == b.position &&
-                                              a.n_rows == b.n_rows;
-                                     });
+        const bool same =
+            end - begin == before_end - before_begin &&
+            std::equal(pieces.begin() + begin, pieces.begin() + end, pieces.begin() + before_begin,
+                       [](const Piece& a, const Piece& b) {
+                         return a.request == b.request && a.position == b.position && a.n_rows == b.n_rows;
+                       });
         before_begin = begin;
         before_end = end;
         if (same) continue;

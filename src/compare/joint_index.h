@@ -20,11 +20,11 @@ enum Side : int { kA = 0, kB = 1 };
 
 // One segment of one event.
 struct Piece {
-  uint32_t site;      // index into JointIndex::sites
-  uint32_t request;   // index into JointIndex::requests
-  int32_t position;   // of the first row
-  uint32_t n_rows;    // 0: no token rows; the piece then stands for row 0
-  uint32_t event;     // Trace::event number
+  uint32_t site;     // index into JointIndex::sites
+  uint32_t request;  // index into JointIndex::requests
+  int32_t position;  // of the first row
+  uint32_t n_rows;   // 0: no token rows; the piece then stands for row 0
+  uint32_t event;    // Trace::event number
   uint32_t segment;
   uint32_t rows() const { return n_rows == 0 ? 1 : n_rows; }
 };
@@ -41,7 +41,7 @@ struct JointSite {
 };
 
 struct JointRequest {
-  uint64_t key = 0;        // 0: the ordinal-th recording of rows without a request
+  uint64_t key = 0;  // 0: the ordinal-th recording of rows without a request
   uint32_t ordinal = 0;
   int64_t prompt_tokens = -1;  // -1: not known
 };
@@ -56,12 +56,12 @@ struct RowInterval {
 
 struct JointIndex {
   const Trace* trace[2] = {nullptr, nullptr};
-  std::vector<JointSite> sites;        // causal order
+  std::vector<JointSite> sites;  // causal order
   std::vector<JointRequest> requests;
   std::vector<Piece> pieces[2];
   std::vector<RowInterval> intervals;  // ascending (request, first), disjoint
   uint32_t n_rows = 0;
-  std::vector<std::string> notes;      // what was left out, counted
+  std::vector<std::string> notes;  // what was left out, counted
 
   // kBadInput when the rows cannot be numbered in 32 bits.
   static Result<JointIndex> Build(const Trace& a, const Trace& b, int threads);

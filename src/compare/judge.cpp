@@ -50,11 +50,11 @@ struct Judged {
 
 // What is known about the inputs of one row.
 struct InputState {
-  bool bad = false;        // some input is already wrong
-  double relative = 0;     // growth-weighted relative difference, combined in quadrature
-  double absolute = 0;     // sum of the inputs' differences (L2)
-  double measured = 0;     // largest relative difference of an input, without gain
-  double norm = 0;         // of the largest input
+  bool bad = false;     // some input is already wrong
+  double relative = 0;  // growth-weighted relative difference, combined in quadrature
+  double absolute = 0;  // sum of the inputs' differences (L2)
+  double measured = 0;  // largest relative difference of an input, without gain
+  double norm = 0;      // of the largest input
 };
 
 class Judge {
@@ -80,7 +80,8 @@ class Judge {
     static constexpr const char* kNames[2] = {"A", "B"};
     for (int side : {kA, kB}) {
       auto note = [&](uint64_t count, const char* what) {
-        if (count > 0) result_.coverage.notes.push_back(std::string(kNames[side]) + ": " + std::to_string(count) + what);
+        if (count > 0)
+          result_.coverage.notes.push_back(std::string(kNames[side]) + ": " + std::to_string(count) + what);
       };
       note(repeated_[side], " rows recorded more than once by one rank; the last recording is compared");
       note(incomplete_[side], " rows left out because a rank's part is missing");
@@ -193,8 +194,8 @@ class Judge {
       }
     }
     if (!equal) {
-      // The norms' difference is a lower bound, all there is without a sketch; a differing digest of equal figures stays
-      // visible.
+      // The norms' difference is a lower bound, all there is without a sketch; a differing digest of equal figures
+      // stays visible.
       cell.diff = std::max(cell.diff, static_cast<float>(std::fabs(std::sqrt(a.sum_sq) - std::sqrt(b.sum_sq))));
       if (cell.diff == 0 && same_dtype_ && a.digest != b.digest) cell.diff = std::numeric_limits<float>::min();
       if (cell.diff > 0) outcome_.any_difference = true;
@@ -232,8 +233,7 @@ class Judge {
     if (embed_site >= 0) CompareSite(static_cast<uint32_t>(embed_site));
     result_.coverage = before;
     const std::vector<Cell>& tokens = judged_[static_cast<size_t>(token_site)].cells;
-    const std::vector<Cell>* embeds =
-        embed_site >= 0 ? &judged_[static_cast<size_t>(embed_site)].cells : nullptr;
+    const std::vector<Cell>* embeds = embed_site >= 0 ? &judged_[static_cast<size_t>(embed_site)].cells : nullptr;
     uint32_t request = ~uint32_t{0};
     bool behind = false;
     for (const RowInterval& interval : index_.intervals) {
@@ -262,8 +262,8 @@ class Judge {
     bool bad = false;
     double sum_sq = 0;  // of relative differences of rows that were judged
     uint64_t rows = 0;
-    double aside = 0;   // largest relative difference of a row set aside
-    int64_t next = 0;   // position expected next; a gap was cached from another request
+    double aside = 0;  // largest relative difference of a row set aside
+    int64_t next = 0;  // position expected next; a gap was cached from another request
   };
 
   // Bad rows by position over all requests: what a row cached from another request may hold.
@@ -544,8 +544,8 @@ class Judge {
     if (node.op == SiteOp::kAttention || node.op == SiteOp::kMerge) products += LongestRequest();
     double noise = 0;
     for (int side : {kA, kB}) {
-      noise = std::hypot(noise, RoundingNoise(roundoff_[side], node.roundings, node.contracts,
-                                              static_cast<double>(products)));
+      noise = std::hypot(noise,
+                         RoundingNoise(roundoff_[side], node.roundings, node.contracts, static_cast<double>(products)));
     }
     // Nothing observed before: rounding of everything that came before is in the value.
     if (!outcome_.inputs_known) noise *= 8;
@@ -594,8 +594,8 @@ class Judge {
     if (tolerance >= 0) {
       outcome_.basis = "given tolerance " + Format("%g", tolerance);
     } else {
-      outcome_.basis += ", input difference " + Format("%.1e", outcome_.roots.empty() ? outcome_.comparison.rel_l2_in
-                                                                                      : outcome_.measured_in);
+      outcome_.basis += ", input difference " +
+                        Format("%.1e", outcome_.roots.empty() ? outcome_.comparison.rel_l2_in : outcome_.measured_in);
       if (!node.edges.empty()) outcome_.basis += " x gain " + Format("%.0f", node.edges[0].gain);
       outcome_.basis += ", x sketch spread " + Format("%.2f", by_rows_ ? spread4_ : spread64_);
     }
@@ -628,7 +628,7 @@ class Judge {
   double dot_ = 0, norm_a_ = 0, norm_b_ = 0;
   double worst_ratio_ = -1, root_ratio_ = -1;
   uint64_t repeated_[2] = {0, 0}, incomplete_[2] = {0, 0};
-  std::vector<float> ratios_;           // of rows within their bounds: difference / bound without spread
+  std::vector<float> ratios_;  // of rows within their bounds: difference / bound without spread
   std::vector<uint32_t> ratio_rows_;
   std::map<uint32_t, std::vector<uint8_t>> bad_by_position_;
 };

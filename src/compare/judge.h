@@ -23,13 +23,13 @@ enum class CellState : uint8_t { kAbsent, kOk, kRoot, kConsequence, kAside };
 
 // One row of one site on both sides.
 struct Cell {
-  float diff = 0;      // L2 of the difference, as the sketch says
-  float norm = 0;      // larger of both L2 norms
-  float delta[kRowSketchSize] = {0, 0, 0, 0};     // sketch(B) - sketch(A); 0 without row grids
+  float diff = 0;                              // L2 of the difference, as the sketch says
+  float norm = 0;                              // larger of both L2 norms
+  float delta[kRowSketchSize] = {0, 0, 0, 0};  // sketch(B) - sketch(A); 0 without row grids
   float sketch_a[kRowSketchSize] = {0, 0, 0, 0};
   CellState state = CellState::kAbsent;
   bool nonfinite_differs = false;
-  bool grid = false;   // delta and sketch_a hold
+  bool grid = false;    // delta and sketch_a hold
   bool decode = false;  // recorded alone, by either side
   double relative() const { return norm > 0 ? double{diff} / norm : (diff > 0 ? 1e30 : 0); }
 };
@@ -40,13 +40,13 @@ enum class RootReason : uint8_t { kBound, kSum, kMajority, kNonFinite, kChoice, 
 struct SiteOutcome {
   uint32_t site = 0;
   SiteComparison comparison;
-  std::vector<uint32_t> roots;   // row numbers, ascending
+  std::vector<uint32_t> roots;  // row numbers, ascending
   RootReason reason = RootReason::kBound;
   double measured = 0, bound = 0, measured_in = 0;  // of the worst root, relative L2
-  std::string basis;             // where the bound comes from
+  std::string basis;                                // where the bound comes from
   bool inputs_known = true;
   bool any_difference = false;
-  double noise = 0;              // relative difference that 90 % of the rows within their bounds stay below
+  double noise = 0;  // relative difference that 90 % of the rows within their bounds stay below
   std::vector<int32_t> deviating_ranks;
 };
 
@@ -60,9 +60,9 @@ struct Judgement {
   std::vector<SiteOutcome> sites;  // those compared, in causal order
   Coverage coverage;
   std::vector<NearTie> near_ties;
-  uint64_t near_ties_total = 0;    // near_ties holds the first 1000
+  uint64_t near_ties_total = 0;  // near_ties holds the first 1000
   bool all_equal = true;
-  bool by_rows = true;             // every comparison had row grids
+  bool by_rows = true;  // every comparison had row grids
 };
 
 // Which sites of the index can be compared: recorded on both sides with equal columns; says why not in notes.

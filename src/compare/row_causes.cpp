@@ -126,8 +126,8 @@ class Explainer {
       }
       if (zero * 10 < rows_.size() * 9) continue;
       cause_.cls = "UNWRITTEN";
-      cause_.evidence.push_back(std::to_string(zero) + " of " + std::to_string(rows_.size()) + " rows are all zero in " +
-                                kSideName[side]);
+      cause_.evidence.push_back(std::to_string(zero) + " of " + std::to_string(rows_.size()) +
+                                " rows are all zero in " + kSideName[side]);
       return;
     }
   }
@@ -158,7 +158,8 @@ class Explainer {
               const auto it = wanted.find(value.digest);
               if (it == wanted.end() || !value.digest_whole) continue;
               for (size_t i : it->second) {
-                const bool itself = other == site_ && request == rows_[i].request && value.position == rows_[i].position;
+                const bool itself =
+                    other == site_ && request == rows_[i].request && value.position == rows_[i].position;
                 if (itself || seen[i].step != -2) continue;
                 const Piece& piece = index_.pieces[from][value.piece];
                 seen[i] = {other, request, value.position, index_.trace[from]->event(piece.event).step()};
@@ -194,7 +195,8 @@ class Explainer {
         shift = s;
         example = "position " + std::to_string(rows_[i].position) + " repeats " +
                   (seen[i].site == site_ ? std::string() : index_.sites[seen[i].site].name + ", ") + "position " +
-                  std::to_string(seen[i].position) + (seen[i].request == rows_[i].request ? "" : " of another request") +
+                  std::to_string(seen[i].position) +
+                  (seen[i].request == rows_[i].request ? "" : " of another request") +
                   (seen[i].step >= 0 ? ", step " + std::to_string(seen[i].step) : std::string());
       }
       one_shift &= s == shift;
@@ -203,8 +205,8 @@ class Explainer {
     cause_.cls = IsCache() || same_request < found ? "KV-IDENT" : "UNWRITTEN";
     if (!IsCache() && same_site == found && same_request < found) cause_.cls = "UNWRITTEN";
     cause_.evidence.push_back(std::to_string(found) + " of " + std::to_string(rows_.size()) + " rows of " +
-                              kSideName[side] + " hold other rows" + (from == side ? "" : std::string(" of ") +
-                              kSideName[from]) + " bit for bit: " + example);
+                              kSideName[side] + " hold other rows" +
+                              (from == side ? "" : std::string(" of ") + kSideName[from]) + " bit for bit: " + example);
     if (one_shift && shift != 0 && found > 1 && same_request == found) {
       cause_.constant = "rows shifted by " + std::to_string(shift);
     }

@@ -115,9 +115,7 @@ class RowReader {
     parts_.push_back(part);
   }
 
-  double* Sketch(Part& part) {
-    return by_rows_ ? part.value.sketch : wide_.data() + size_t{part.sketch} * kSketchSize;
-  }
+  double* Sketch(Part& part) { return by_rows_ ? part.value.sketch : wide_.data() + size_t{part.sketch} * kSketchSize; }
   int SketchSize() const { return by_rows_ ? kRowSketchSize : kSketchSize; }
 
   // Adds part to sum: disjoint columns, partial sums, or (by blocks) disjoint rows.

@@ -12,12 +12,12 @@ namespace assay {
 
 // A row, or, without row grids, the rows of one request inside a block of 64 positions.
 struct RowValue {
-  int32_t position = 0;      // of the first row
+  int32_t position = 0;  // of the first row
   uint32_t n_rows = 1;
-  uint32_t piece = 0;        // number of a piece that holds it (the lowest rank's)
+  uint32_t piece = 0;  // number of a piece that holds it (the lowest rank's)
   uint32_t nonfinite = 0;
   uint64_t digest = 0;
-  bool digest_whole = false;  // digest says all about the value: no group of 8 columns was cut
+  bool digest_whole = false;    // digest says all about the value: no group of 8 columns was cut
   int16_t deviating_rank = -1;  // replicas: a rank whose value differs from the first rank's
   float deviation = 0;          // … and by how much (L2)
   double sum_sq = 0;
@@ -25,18 +25,18 @@ struct RowValue {
 };
 
 struct SideRows {
-  std::vector<RowValue> rows;             // ascending position
-  std::vector<double> sketches;           // without row grids: kSketchSize a row value, else empty
-  double roundoff = 0;                    // coarsest of the events read
-  uint64_t repeated = 0;                  // rows recorded more than once by one rank; the last is taken
-  uint64_t incomplete = 0;                // rows left out because a shard is missing
-  bool has_sketch = false;                // any sketch bucket is not 0
+  std::vector<RowValue> rows;    // ascending position
+  std::vector<double> sketches;  // without row grids: kSketchSize a row value, else empty
+  double roundoff = 0;           // coarsest of the events read
+  uint64_t repeated = 0;         // rows recorded more than once by one rank; the last is taken
+  uint64_t incomplete = 0;       // rows left out because a shard is missing
+  bool has_sketch = false;       // any sketch bucket is not 0
   void clear();
 };
 
 struct SideFormat {
-  bool row_grid = true;        // every segment with token rows has its row cells
-  int64_t cols = 0;            // logical columns of the whole row; of the whole tensor without token rows
+  bool row_grid = true;  // every segment with token rows has its row cells
+  int64_t cols = 0;      // logical columns of the whole row; of the whole tensor without token rows
   DType dtype = DType::kInvalid;
   DType compute_dtype = DType::kInvalid;
 };

@@ -16,7 +16,7 @@ constexpr double kMaxRoundings = 4096;
 // What stands behind a name: itself when it is common, else what its definition reads.
 struct Ancestors {
   std::vector<GraphEdge> edges;
-  double roundings = 0;   // of operations bridged
+  double roundings = 0;  // of operations bridged
   bool contracts = false;
 };
 

@@ -11,22 +11,22 @@
 namespace assay {
 
 struct GraphEdge {
-  uint32_t site = 0;      // index into JointIndex::sites
-  bool context = false;   // all earlier rows of the request count as well
-  double gain = 1;        // product of OpModel::gain on the way, capped at kMaxGain
+  uint32_t site = 0;     // index into JointIndex::sites
+  bool context = false;  // all earlier rows of the request count as well
+  double gain = 1;       // product of OpModel::gain on the way, capped at kMaxGain
 };
 
 struct GraphNode {
   bool comparable = false;  // on both sides, of one meaning and shape
   SiteOp op = SiteOp::kLinear;
-  double roundings = 1;     // of the operation and of those bridged
+  double roundings = 1;  // of the operation and of those bridged
   bool contracts = false;
   // All inputs of the table are there, none bridged: sums can be checked exactly.
   bool direct = false;
   bool inputs_known = false;  // false: no ancestor is common; the site is where the comparison begins
   std::vector<GraphEdge> edges;
-  uint32_t last_use = 0;      // last site that reads this one
-  int64_t margin_site = -1;   // companion "NAME.margin", when it is common
+  uint32_t last_use = 0;     // last site that reads this one
+  int64_t margin_site = -1;  // companion "NAME.margin", when it is common
 };
 
 struct SiteGraph {

@@ -1,9 +1,9 @@
-#include "compare/bounds.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <random>
+
+#include "compare/bounds.h"
 
 namespace assay {
 namespace {

@@ -1,0 +1,331 @@
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "compare/diff.h"
+#include "toy_model.h"
+
+namespace assay {
+namespace {
+
+using testing::Matrix;
+using testing::ToyModel;
+using testing::ToyOptions;
+
+class DiffTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    dir_ = ::testing::TempDir() + "/diff_" + ::testing::UnitTest::GetInstance()->current_test_info()->name() + "_" +
+           std::to_string(getpid());
+  }
+  void TearDown() override { std::filesystem::remove_all(dir_); }
+
+  DiffResult Compare(const ToyOptions& a, const ToyOptions& b, const DiffOptions& options = {}) {
+    a_ = ToyModel::Run(dir_ + "/a", a);
+    b_ = ToyModel::Run(dir_ + "/b", b);
+    auto result = Diff(*a_, *b_, options);
+    EXPECT_TRUE(result.ok()) << result.status().message();
+    return result.ok() ? std::move(result).value() : DiffResult();
+  }
+
+  static std::string Describe(const DiffResult& r) {
+    std::string out = r.summary;
+    for (const FirstBad& f : r.findings) {
+      out += "\n  " + f.name + " " + f.cls + " " + f.bound_basis;
+      for (const std::string& e : f.evidence) out += "\n    " + e;
+    }
+    return out;
+  }
+
+  std::string dir_;
+  std::unique_ptr<Trace> a_, b_;
+};
+
+TEST_F(DiffTest, EqualRunsAreTheSame) {
+  const DiffResult r = Compare({}, {});
+  EXPECT_EQ(r.verdict, Verdict::kSame) << Describe(r);
+  EXPECT_EQ(r.coverage.sites_compared, r.coverage.sites_common);
+  EXPECT_GT(r.coverage.rows_compared, 100u);
+  EXPECT_EQ(r.coverage.rows_only_a, 0u);
+}
+
+TEST_F(DiffTest, OtherOrderOfSummationIsNoise) {
+  ToyOptions b;
+  b.backwards = true;
+  const DiffResult r = Compare({}, b);
+  EXPECT_EQ(r.verdict, Verdict::kNoise) << Describe(r);
+}
+
+TEST_F(DiffTest, OtherChunksAndShardsAreNoise) {
+  ToyOptions a, b;
+  a.chunk = 5;
+  b.ranks = 2;
+  const DiffResult r = Compare(a, b);
+  EXPECT_EQ(r.verdict, Verdict::kNoise) << Describe(r);
+  EXPECT_EQ(r.coverage.sites_compared, r.coverage.sites_common);
+}
+
+TEST_F(DiffTest, Bf16AgainstF32IsNoise) {
+  ToyOptions b;
+  b.bf16 = true;
+  const DiffResult r = Compare({}, b);
+  EXPECT_EQ(r.verdict, Verdict::kNoise) << Describe(r);
+}
+
+// Every site, each of a few kinds of fault, against a run that also sums in another order.
+TEST_F(DiffTest, FaultAtAnySiteIsNamed) {
+  const char* sites[] = {"embed",
+                         "layers.0.input_norm",
+                         "layers.0.attn.q_proj",
+                         "layers.1.attn.k_proj",
+                         "layers.1.attn.v",
+                         "layers.0.attn.out",
+                         "layers.1.attn.o_proj",
+                         "layers.0.post_norm",
+                         "layers.1.mlp.gate",
+                         "layers.0.mlp.act",
+                         "layers.1.mlp.down",
+                         "layers.0.out",
+                         "final_norm",
+                         "logits"};
+  for (const char* site : sites) {
+    for (const double size : {1e-3, 0.3}) {
+      ToyOptions b;
+      b.backwards = true;
+      b.fault = [&](const std::string& name, int, int64_t, Matrix* m) {
+        if (name != site) return;
+        std::mt19937_64 random(5);
+        std::normal_distribution<double> normal(1, size);
+        for (float& x : m->v) x *= static_cast<float>(normal(random));
+      };
+      const DiffResult r = Compare({}, b);
+      ASSERT_EQ(r.verdict, Verdict::kFault) << site << " " << size << Describe(r);
+      EXPECT_EQ(r.findings[0].name, site) << size << Describe(r);
+      EXPECT_EQ(r.findings.size(), 1u) << site << " " << size << Describe(r);
+    }
+  }
+}
+
+TEST_F(DiffTest, StaleRowIsNamedWithWhatItRepeats) {
+  ToyOptions b;
+  Matrix old;
+  b.fault = [&](const std::string& name, int request, int64_t first, Matrix* m) {
+    if (name != "layers.1.attn.out" || request != 0) return;
+    if (first == 0) old = *m;
+    if (first == 13) {  // the second decoded row is not written: what the prefill left there remains
+      for (int64_t c = 0; c < m->cols; ++c) m->at(0, c) = old.at(1, c);
+    }
+  };
+  const DiffResult r = Compare({}, b);
+  ASSERT_EQ(r.verdict, Verdict::kFault);
+  const FirstBad& f = r.findings[0];
+  EXPECT_EQ(f.name, "layers.1.attn.out");
+  EXPECT_EQ(f.layer, 1);
+  EXPECT_EQ(f.cls, "UNWRITTEN") << Describe(r);
+  ASSERT_EQ(f.positions.size(), 1u);
+  EXPECT_EQ(f.positions[0], (std::pair<int64_t, int64_t>(13, 13)));
+  EXPECT_EQ(f.step, 2);
+  EXPECT_NE(Describe(r).find("position 13 repeats position 1"), std::string::npos) << Describe(r);
+}
+
+TEST_F(DiffTest, PermutedHeadsAreNamed) {
+  ToyOptions b;
+  b.fault = [&](const std::string& name, int, int64_t, Matrix* m) {
+    if (name != "layers.0.attn.out") return;
+    for (int64_t r = 0; r < m->rows; ++r) {
+      for (int64_t d = 0; d < ToyModel::kDim; ++d)
+        std::swap(m->at(r, ToyModel::kDim + d), m->at(r, 3 * ToyModel::kDim + d));
+    }
+  };
+  const DiffResult r = Compare({}, b);
+  ASSERT_EQ(r.verdict, Verdict::kFault);
+  EXPECT_EQ(r.findings[0].name, "layers.0.attn.out");
+  EXPECT_EQ(r.findings[0].heads, (std::vector<int32_t>{1, 3})) << Describe(r);
+}
+
+TEST_F(DiffTest, HeadsAndRankAreGlobalWithShards) {
+  ToyOptions a, b;
+  a.ranks = b.ranks = 2;
+  b.fault = [&](const std::string& name, int, int64_t, Matrix* m) {
+    if (name != "layers.0.attn.q") return;
+    for (int64_t r = 0; r < m->rows; ++r) m->at(r, 3 * ToyModel::kDim + 2) *= -1;
+  };
+  const DiffResult r = Compare(a, b);
+  ASSERT_EQ(r.verdict, Verdict::kFault);
+  EXPECT_EQ(r.findings[0].name, "layers.0.attn.q");
+  EXPECT_EQ(r.findings[0].heads, (std::vector<int32_t>{3})) << Describe(r);
+  EXPECT_EQ(r.findings[0].ranks, (std::vector<int32_t>{1})) << Describe(r);
+}
+
+TEST_F(DiffTest, NaNIsNeverSkipped) {
+  ToyOptions b;
+  b.fault = [&](const std::string& name, int request, int64_t first, Matrix* m) {
+    if (name == "layers.0.mlp.up" && request == 1 && first == 0) m->at(2, 7) = std::numeric_limits<float>::quiet_NaN();
+  };
+  const DiffResult r = Compare({}, b);
+  ASSERT_EQ(r.verdict, Verdict::kFault);
+  EXPECT_EQ(r.findings[0].name, "layers.0.mlp.up");
+  EXPECT_EQ(r.findings[0].cls, "RANGE");
+  EXPECT_EQ(r.findings[0].positions[0], (std::pair<int64_t, int64_t>(2, 2)));
+  EXPECT_EQ(r.findings.size(), 1u) << Describe(r);
+}
+
+TEST_F(DiffTest, ConstantFactorIsFitted) {
+  ToyOptions b;
+  b.backwards = true;
+  b.fault = [&](const std::string& name, int, int64_t, Matrix* m) {
+    if (name != "layers.1.attn.o_proj") return;
+    for (float& x : m->v) x *= 1.25f;
+  };
+  const DiffResult r = Compare({}, b);
+  ASSERT_EQ(r.verdict, Verdict::kFault);
+  EXPECT_EQ(r.findings[0].name, "layers.1.attn.o_proj");
+  EXPECT_EQ(r.findings[0].cls, "SCALE");
+  EXPECT_NE(r.findings[0].constant.find("1.2500"), std::string::npos) << r.findings[0].constant;
+}
+
+TEST_F(DiffTest, MissingReductionNamesTheSum) {
+  ToyOptions a, b;
+  a.ranks = b.ranks = 2;
+  Matrix part;
+  b.fault = [&](const std::string& name, int, int64_t, Matrix* m) {
+    if (name == "layers.1.mlp.down.partial1") part = *m;
+    if (name == "layers.1.mlp.down") *m = part;
+  };
+  const DiffResult r = Compare(a, b);
+  ASSERT_EQ(r.verdict, Verdict::kFault);
+  EXPECT_EQ(r.findings[0].name, "layers.1.mlp.down");
+  EXPECT_EQ(r.findings[0].cls, "REDUCE") << Describe(r);
+}
+
+TEST_F(DiffTest, WrongPartialResultNamesItsRank) {
+  ToyOptions a, b;
+  a.ranks = b.ranks = 2;
+  b.fault = [&](const std::string& name, int, int64_t, Matrix* m) {
+    if (name == "layers.0.attn.o_proj.partial1") m->at(0, 3) += 1;
+  };
+  const DiffResult r = Compare(a, b);
+  ASSERT_EQ(r.verdict, Verdict::kFault);
+  EXPECT_EQ(r.findings[0].name, "layers.0.attn.o_proj.partial") << Describe(r);
+  EXPECT_EQ(r.findings[0].ranks, (std::vector<int32_t>{1}));
+}
+
+TEST_F(DiffTest, DroppedResidualIsFoundEvenWhenItsInputsDiffer) {
+  ToyOptions b;
+  Matrix down;
+  b.fault = [&](const std::string& name, int, int64_t, Matrix* m) {
+    if (name == "layers.0.input_norm") m->at(0, 0) += 0.5f;  // the earlier fault
+    if (name == "layers.1.mlp.down") down = *m;
+    if (name == "layers.1.out") {
+      for (size_t i = 0; i < m->v.size(); ++i) m->v[i] -= down.v[i];
+    }
+  };
+  const DiffResult r = Compare({}, b);
+  ASSERT_EQ(r.findings.size(), 2u) << Describe(r);
+  EXPECT_EQ(r.findings[0].name, "layers.0.input_norm");
+  EXPECT_EQ(r.findings[1].name, "layers.1.out");
+}
+
+TEST_F(DiffTest, LaterRowsOfADifferingTokenAreSetAside) {
+  ToyOptions a, b;
+  a.forced = {1, 2, 3, 4};
+  b.forced = {1, 9, 3, 4};  // as if row 12's choice had differed: embed differs from position 13 on
+  b.fault = [&](const std::string& name, int, int64_t first, Matrix* m) {
+    if (name == "next_token" && first == 12) m->at(0, 0) = 9;
+    if (name == "next_token.margin" && first == 12) m->at(0, 0) = 0;
+  };
+  const DiffResult r = Compare(a, b);
+  EXPECT_NE(r.verdict, Verdict::kFault) << Describe(r);
+  EXPECT_GT(r.coverage.rows_set_aside, 0u);
+  EXPECT_EQ(r.near_ties.size(), 1u);
+}
+
+TEST_F(DiffTest, ChoiceBeyondItsMarginIsAFault) {
+  ToyOptions a, b;
+  b.fault = [&](const std::string& name, int request, int64_t first, Matrix* m) {
+    if (name == "next_token" && request == 0 && first == 13) m->at(0, 0) = 39 - m->at(0, 0);
+  };
+  const DiffResult r = Compare(a, b);
+  ASSERT_EQ(r.verdict, Verdict::kFault) << Describe(r);
+  EXPECT_EQ(r.findings[0].name, "next_token");
+}
+
+TEST_F(DiffTest, WithoutRowGridsSegmentsAreCompared) {
+  ToyOptions a, b;
+  a.row_grid = b.row_grid = false;
+  b.chunk = 5;
+  b.backwards = true;
+  DiffResult r = Compare(a, b);
+  EXPECT_EQ(r.verdict, Verdict::kNoise) << Describe(r);
+  b.fault = [&](const std::string& name, int, int64_t, Matrix* m) {
+    if (name == "layers.1.attn.q_proj") m->at(0, 3) += 0.5f;
+  };
+  r = Compare(a, b);
+  ASSERT_EQ(r.verdict, Verdict::kFault);
+  EXPECT_EQ(r.findings[0].name, "layers.1.attn.q_proj") << Describe(r);
+}
+
+TEST_F(DiffTest, SitesOfOneSideAreCoverageNotFault) {
+  ToyOptions b;
+  b.only = {"embed", "layers.*.attn.*", "layers.*.out", "logits"};
+  b.backwards = true;
+  DiffResult r = Compare({}, b);
+  EXPECT_EQ(r.verdict, Verdict::kNoise) << Describe(r);
+  EXPECT_FALSE(r.coverage.only_a.empty());
+  EXPECT_TRUE(r.coverage.only_b.empty());
+  // A fault at a site that only one side records shows at the next one both have.
+  b.fault = [&](const std::string& name, int, int64_t, Matrix* m) {
+    if (name == "layers.1.input_norm") m->at(0, 3) += 0.5f;
+  };
+  r = Compare({}, b);
+  ASSERT_EQ(r.verdict, Verdict::kFault);
+  EXPECT_EQ(r.findings[0].name, "layers.1.attn.q_proj") << Describe(r);
+}
+
+TEST_F(DiffTest, OtherPromptsAreIncomparable) {
+  ToyOptions b;
+  b.prompts = {{9, 9, 9}};
+  const DiffResult r = Compare({}, b);
+  EXPECT_EQ(r.verdict, Verdict::kIncomparable) << Describe(r);
+  EXPECT_EQ(r.coverage.rows_compared, 0u);
+}
+
+TEST_F(DiffTest, EmptyTraceIsIncomparable) {
+  ToyOptions b;
+  b.only = {"nothing.matches"};
+  const DiffResult r = Compare({}, b);
+  EXPECT_EQ(r.verdict, Verdict::kIncomparable);
+  EXPECT_EQ(r.coverage.sites_b, 0u);
+}
+
+TEST_F(DiffTest, GivenToleranceReplacesTheBound) {
+  ToyOptions b;
+  b.fault = [&](const std::string& name, int, int64_t, Matrix* m) {
+    if (name != "layers.1.attn.o_proj") return;
+    for (float& x : m->v) x *= 1.001f;
+  };
+  DiffOptions options;
+  EXPECT_EQ(Compare({}, b, options).verdict, Verdict::kFault);
+  options.tolerance = "0.1";
+  EXPECT_EQ(Compare({}, b, options).verdict, Verdict::kNoise);
+  options.tolerance = "0.1,layers.1.attn.o_proj:1e-6";
+  const DiffResult r = Compare({}, b, options);
+  ASSERT_EQ(r.verdict, Verdict::kFault);
+  EXPECT_EQ(r.findings[0].bound_basis, "given tolerance 1e-06");
+}
+
+TEST_F(DiffTest, MeasuredFloorRaisesTheBound) {
+  ToyOptions b;
+  b.fault = [&](const std::string& name, int, int64_t, Matrix* m) {
+    if (name != "layers.1.attn.o_proj") return;
+    for (float& x : m->v) x *= 1.001f;
+  };
+  DiffOptions options;
+  ToyModel::Run(dir_ + "/floor", b);
+  options.floor_trace = dir_ + "/floor";
+  const DiffResult r = Compare({}, b, options);
+  EXPECT_EQ(r.verdict, Verdict::kNoise) << Describe(r);
+}
+
+}  // namespace
+}  // namespace assay
