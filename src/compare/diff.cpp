@@ -27,7 +27,7 @@ Result<std::map<std::string, double>> MeasureFloor(const Trace& a, const DiffOpt
   std::vector<std::string> notes;
   const SiteGraph graph = SiteGraph::Build(index, ComparableSites(index, &notes));
   const Judgement judgement = JudgeAll(index, graph, JudgeOptions());
-  for (const SiteOutcome& site : judgement.sites) floor[site.comparison.name] = site.noise;
+  for (const SiteOutcome& site : judgement.sites) floor[site.comparison.name] = site.difference;
   if (floor.empty()) {
     return Status::BadInput(options.floor_trace + ": has no site and row in common with " + a.path() +
                             "; record the floor with the same prompts");

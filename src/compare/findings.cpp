@@ -123,7 +123,8 @@ class Maker {
     return -1;
   }
 
-  // Head cells are kept a segment: those that hold wrong rows are added up on both sides, over the same rows.
+  // Head cells are kept a segment: those that hold wrong rows are added up on both sides, and compared where both
+  // have as many rows in the block.
   void FindHeads() {
     std::map<int32_t, std::map<int32_t, HeadCell>> heads[2];  // block of 64 positions -> head -> sum
     std::map<int32_t, int64_t> covered[2];
@@ -133,7 +134,7 @@ class Maker {
         const Piece& piece = index_.pieces[side][i];
         if (piece.request != request_) continue;
         const int32_t block = piece.position >> 6;
-        if (!HoldsWrongRow(block)) continue;
+        if (!HoldsWrongRow(piece)) continue;
         const EventView event = index_.trace[side]->event(piece.event);
         const Shard shard = event.shard();
         const auto segment = static_cast<int32_t>(piece.segment);
@@ -181,11 +182,11 @@ class Maker {
     }
   }
 
-  bool HoldsWrongRow(int32_t block) const {
+  bool HoldsWrongRow(const Piece& piece) const {
     // request_rows_ ascend in position.
-    const auto it = std::lower_bound(request_rows_.begin(), request_rows_.end(), block,
-                                     [this](uint32_t row, int32_t b) { return (PositionOf(row) >> 6) < b; });
-    return it != request_rows_.end() && (PositionOf(*it) >> 6) == block;
+    const auto it = std::lower_bound(request_rows_.begin(), request_rows_.end(), piece.position,
+                                     [this](uint32_t row, int32_t p) { return PositionOf(row) < p; });
+    return it != request_rows_.end() && PositionOf(*it) - int64_t{piece.position} < piece.rows();
   }
 
   // Where both sides have the same ranks, each rank's part by itself.

@@ -129,6 +129,7 @@ class Judge {
     dot_ = norm_a_ = norm_b_ = 0;
     const SideFormat format[2] = {FormatOf(index_, kA, site), FormatOf(index_, kB, site)};
     judged.cols = format[kA].cols;
+    chunk_ = site.parsed.chunk >= 0;
     same_dtype_ = format[kA].dtype == format[kB].dtype;
     by_rows_ = site.has_rows && format[kA].row_grid && format[kB].row_grid;
     result_.by_rows &= by_rows_ || !site.has_rows;
@@ -167,8 +168,26 @@ class Judge {
     }
   }
 
+  // "first:last" key of a chunk's partial result, from its metadata; the last event asked for is remembered.
+  const std::string& KeysOf(int side, const RowValue& value) {
+    const uint32_t event = index_.pieces[side][value.piece].event;
+    if (event != keys_event_[side]) {
+      keys_event_[side] = event;
+      keys_[side].clear();
+      for (const auto& [name, text] : index_.trace[side]->event(event).Decode().meta) {
+        if (name == "keys") keys_[side] = text;
+      }
+    }
+    return keys_[side];
+  }
+
   void AddCell(uint32_t request, size_t i, size_t j, size_t* hint, Judged* judged) {
     const RowValue &a = rows_[kA].rows[i], &b = rows_[kB].rows[j];
+    if (chunk_ && KeysOf(kA, a) != KeysOf(kB, b)) {  // attention over another range of keys: another quantity
+      result_.coverage.rows_only_a += a.n_rows;
+      result_.coverage.rows_only_b += b.n_rows;
+      return;
+    }
     Cell cell;
     cell.norm = static_cast<float>(std::sqrt(std::max(a.sum_sq, b.sum_sq)));
     cell.nonfinite_differs = a.nonfinite != b.nonfinite;
@@ -583,12 +602,14 @@ class Judge {
 
   void FinishSite(uint32_t s) {
     Judged& judged = judged_[s];
-    std::vector<float> values;
+    std::vector<float> within, all;
     for (const Cell& cell : judged.cells) {
-      if (cell.state == CellState::kOk) values.push_back(static_cast<float>(std::min(cell.relative(), 1e30)));
+      const auto relative = static_cast<float>(std::min(cell.relative(), 1e30));
+      if (cell.state == CellState::kOk) within.push_back(relative);
+      if (cell.state != CellState::kAbsent && cell.state != CellState::kAside) all.push_back(relative);
     }
-    judged.noise = Quantile90(&values);
-    outcome_.noise = judged.noise;
+    judged.noise = Quantile90(&within);
+    outcome_.difference = Quantile90(&all);
     const GraphNode& node = graph_.nodes[s];
     const double tolerance = options_.tolerance.of(index_.sites[s].name);
     if (tolerance >= 0) {
@@ -623,7 +644,9 @@ class Judge {
   SiteOutcome outcome_;
   SideRows rows_[2];
   double roundoff_[2] = {0, 0};
-  bool by_rows_ = true, same_dtype_ = true;
+  bool by_rows_ = true, same_dtype_ = true, chunk_ = false;
+  uint32_t keys_event_[2] = {~uint32_t{0}, ~uint32_t{0}};
+  std::string keys_[2];
   double noise_ = 0;
   double dot_ = 0, norm_a_ = 0, norm_b_ = 0;
   double worst_ratio_ = -1, root_ratio_ = -1;
@@ -643,17 +666,25 @@ std::string MetaOf(const Trace& trace, std::string_view key) {
   return {};
 }
 
+bool SaysKeys(const JointIndex& index, int side, const JointSite& site) {
+  const Piece& piece = index.pieces[side][site.begin[side]];
+  for (const auto& [name, text] : index.trace[side]->event(piece.event).Decode().meta) {
+    if (name == "keys") return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 std::vector<uint8_t> ComparableSites(const JointIndex& index, std::vector<std::string>* notes) {
   std::vector<uint8_t> out(index.sites.size(), 0);
-  const bool same_chunks = MetaOf(*index.trace[kA], "chunk") == MetaOf(*index.trace[kB], "chunk") &&
-                           MetaOf(*index.trace[kA], "path") == MetaOf(*index.trace[kB], "path");
+  const bool same_chunks = MetaOf(*index.trace[kA], "chunk") == MetaOf(*index.trace[kB], "chunk");
   uint64_t other_chunks = 0;
   for (size_t i = 0; i < index.sites.size(); ++i) {
     const JointSite& site = index.sites[i];
     if (site.begin[kA] == site.end[kA] || site.begin[kB] == site.end[kB]) continue;
-    if (site.parsed.chunk >= 0 && !same_chunks) {
+    // Partial results say which keys they cover, or the runs must have been cut alike.
+    if (site.parsed.chunk >= 0 && !same_chunks && !(SaysKeys(index, kA, site) && SaysKeys(index, kB, site))) {
       ++other_chunks;
       continue;
     }

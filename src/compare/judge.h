@@ -46,7 +46,7 @@ struct SiteOutcome {
   std::string basis;                                // where the bound comes from
   bool inputs_known = true;
   bool any_difference = false;
-  double noise = 0;  // relative difference that 90 % of the rows within their bounds stay below
+  double difference = 0;  // relative difference that 90 % of the rows stay below
   std::vector<int32_t> deviating_ranks;
 };
 

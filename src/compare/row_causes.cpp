@@ -168,10 +168,35 @@ class Explainer {
             }
           });
         }
+        if (from == side) DropCommonRepeats(side, &seen, &found);
         if (found * 2 < rows_.size() || found == 0) continue;
         DescribeRepeats(side, from, seen, found);
         return;
       }
+    }
+  }
+
+  // Rows that are equal on the other side as well (equal tokens) say nothing.
+  void DropCommonRepeats(int side, std::vector<Seen>* seen, size_t* found) const {
+    const int other_side = 1 - side;
+    for (uint32_t other = 0; other < index_.sites.size(); ++other) {
+      std::unordered_map<uint64_t, std::vector<size_t>> wanted;
+      for (size_t i = 0; i < seen->size(); ++i) {
+        const Seen& s = (*seen)[i];
+        if (s.step != -2 && s.site == other) wanted[Key(s.request, s.position)].push_back(i);
+      }
+      if (wanted.empty()) continue;
+      ForEachRequest(other, other_side, -1, [&](uint32_t request, const SideRows& values) {
+        for (const RowValue& value : values.rows) {
+          const auto it = wanted.find(Key(request, value.position));
+          if (it == wanted.end()) continue;
+          for (size_t i : it->second) {
+            if (value.digest != rows_[i].value[other_side].digest) continue;
+            (*seen)[i].step = -2;
+            --*found;
+          }
+        }
+      });
     }
   }
 

@@ -36,9 +36,8 @@ class GraphBuilder {
     for (uint32_t i = 0; i < n; ++i) BuildNode(i);
     for (uint32_t i = 0; i < n; ++i) {
       graph_.nodes[i].last_use = std::max(graph_.nodes[i].last_use, i);
-      for (const GraphEdge& edge : graph_.nodes[i].edges) {
-        graph_.nodes[edge.site].last_use = std::max(graph_.nodes[edge.site].last_use, i);
-      }
+      for (const GraphEdge& edge : graph_.nodes[i].edges) UsedBy(edge.site, i);
+      if (graph_.nodes[i].margin_site >= 0) UsedBy(static_cast<uint32_t>(graph_.nodes[i].margin_site), i);
     }
     return std::move(graph_);
   }
@@ -49,6 +48,10 @@ class GraphBuilder {
     std::vector<int32_t> chunks;                  // chunk numbers recorded
     int32_t below = -1;                           // nearest recorded layer below
   };
+
+  void UsedBy(uint32_t site, uint32_t reader) {
+    graph_.nodes[site].last_use = std::max(graph_.nodes[site].last_use, reader);
+  }
 
   void AddToLayer(const JointSite& site) {
     const int32_t layer = site.parsed.layer;

@@ -228,6 +228,8 @@ TEST_F(DiffTest, DroppedResidualIsFoundEvenWhenItsInputsDiffer) {
 
 TEST_F(DiffTest, LaterRowsOfADifferingTokenAreSetAside) {
   ToyOptions a, b;
+  a.prompts.resize(1);
+  b.prompts.resize(1);
   a.forced = {1, 2, 3, 4};
   b.forced = {1, 9, 3, 4};  // as if row 12's choice had differed: embed differs from position 13 on
   b.fault = [&](const std::string& name, int, int64_t first, Matrix* m) {

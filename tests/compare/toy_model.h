@@ -230,7 +230,11 @@ class ToyModel {
     Matrix x(n, kHidden);
     for (int64_t r = 0; r < n; ++r) {
       const int64_t token = state_->tokens[static_cast<size_t>(first_ + r)];
-      for (int64_t c = 0; c < kHidden; ++c) x.at(r, c) = weights_["embed"].v[static_cast<size_t>(token * kHidden + c)];
+      for (int64_t c = 0; c < kHidden; ++c) {
+        // A learned position would do the same: equal tokens at other positions differ.
+        const auto turn = static_cast<float>((first_ + r) * (c + 1));
+        x.at(r, c) = Round(weights_["embed"].v[static_cast<size_t>(token * kHidden + c)] + 0.3f * std::sin(turn));
+      }
     }
     x = See("embed", "T h", x);
     for (int64_t l = 0; l < kLayers; ++l) {
