@@ -48,12 +48,25 @@ struct NearTie {
   double margin = 0, bound = 0;
 };
 
+// Element by element, where both sides stored the tensor. ULP distances count representable values of the coarser dtype
+// of both sides.
+struct PayloadDifference {
+  uint64_t elements = 0;          // compared; 0: no payload on both sides
+  uint64_t nonfinite_differ = 0;  // elements that are NaN or infinite on one side only, or differently
+  double max_abs = 0, rel_l2 = 0, cosine = 0;
+  double ulp_p50 = 0, ulp_p99 = 0, ulp_max = 0;
+  int64_t position = -1, head = -1, channel = -1;  // of the largest absolute difference
+  double value_a = 0, value_b = 0;                 // there
+};
+
 // One line a site for the table: worst row of the site.
 struct SiteComparison {
   std::string name;
   uint64_t rows = 0, rows_bad = 0, rows_set_aside = 0;
   double rel_l2 = 0, rel_l2_in = 0, bound = 0;
-  double max_abs = -1, cosine = -2;  // from payloads, or from sketches (cosine); -1 / -2: not known
+  double max_abs = -1;  // from payloads; -1: not known
+  double cosine = -2;   // from payloads, or from sketches; -2: not known
+  PayloadDifference payload;
   std::string note;
 };
 

@@ -1,0 +1,70 @@
+#include "report/text_table.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+namespace assay {
+namespace {
+
+// Columns on the screen: bytes that do not continue a UTF-8 sequence.
+size_t WidthOf(const std::string& text) {
+  return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
+}
+
+}  // namespace
+
+std::string TextTable::Text(int indent) const {
+  std::vector<size_t> widths;
+  for (const auto& [title, align] : columns_) widths.push_back(WidthOf(title));
+  for (const auto& row : rows_) {
+    for (size_t c = 0; c < row.size() && c < widths.size(); ++c) widths[c] = std::max(widths[c], WidthOf(row[c]));
+  }
+  std::string out;
+  auto line = [&](auto cell) {
+    std::string text(static_cast<size_t>(indent), ' ');
+    for (size_t c = 0; c < columns_.size(); ++c) {
+      const std::string& value = cell(c);
+      const std::string pad(widths[c] - std::min(widths[c], WidthOf(value)), ' ');
+      if (c > 0) text += "  ";
+      text += columns_[c].second == Align::kLeft ? value + pad : pad + value;
+    }
+    text.erase(text.find_last_not_of(' ') + 1);
+    out += text + "\n";
+  };
+  static const std::string kEmpty;
+  line([&](size_t c) -> const std::string& { return columns_[c].first; });
+  for (const auto& row : rows_) {
+    line([&](size_t c) -> const std::string& { return c < row.size() ? row[c] : kEmpty; });
+  }
+  return out;
+}
+
+std::string ShortNumber(double value) {
+  if (std::isnan(value)) return "NaN";
+  if (std::isinf(value)) return value > 0 ? "Inf" : "-Inf";
+  if (value == 0) return "0";
+  char buffer[32];
+  const double size = std::fabs(value);
+  std::snprintf(buffer, sizeof buffer, size >= 1e-3 && size < 1e5 ? "%.4g" : "%.2e", value);
+  return buffer;
+}
+
+std::string RangesText(const std::vector<std::pair<int64_t, int64_t>>& ranges, size_t max_ranges) {
+  std::string out;
+  for (size_t i = 0; i < ranges.size() && i < max_ranges; ++i) {
+    if (i > 0) out += ",";
+    out += std::to_string(ranges[i].first);
+    if (ranges[i].second != ranges[i].first) out += "-" + std::to_string(ranges[i].second);
+  }
+  if (ranges.size() > max_ranges) out += "…(" + std::to_string(ranges.size() - max_ranges) + " more)";
+  return out;
+}
+
+std::string HexKey(uint64_t key) {
+  char buffer[20];
+  std::snprintf(buffer, sizeof buffer, "%016llx", static_cast<unsigned long long>(key));
+  return buffer;
+}
+
+}  // namespace assay

@@ -1,0 +1,33 @@
+// Columns of text, aligned with spaces. For terminals and logs; programs read the JSON.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace assay {
+
+class TextTable {
+ public:
+  enum class Align { kLeft, kRight };
+  explicit TextTable(std::vector<std::pair<std::string, Align>> columns) : columns_(std::move(columns)) {}
+
+  void Add(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+  bool empty() const { return rows_.empty(); }
+  // Header, then one line a row; no trailing spaces. indent: spaces before each line.
+  std::string Text(int indent = 0) const;
+
+ private:
+  std::vector<std::pair<std::string, Align>> columns_;
+  std::vector<std::vector<std::string>> rows_;
+};
+
+// Numbers as the tables show them: "1.23e-05", "0", "NaN".
+std::string ShortNumber(double value);
+// "3", "0-11,14", at most max_ranges ranges and then "…(N more)".
+std::string RangesText(const std::vector<std::pair<int64_t, int64_t>>& ranges, size_t max_ranges = 8);
+// 16 hexadecimal digits.
+std::string HexKey(uint64_t key);
+
+}  // namespace assay
