@@ -55,7 +55,9 @@ std::string RangesText(const std::vector<std::pair<int64_t, int64_t>>& ranges, s
   for (size_t i = 0; i < ranges.size() && i < max_ranges; ++i) {
     if (i > 0) out += ",";
     out += std::to_string(ranges[i].first);
-    if (ranges[i].second != ranges[i].first) out += "-" + std::to_string(ranges[i].second);
+    if (ranges[i].second == ranges[i].first) continue;
+    out += '-';
+    out += std::to_string(ranges[i].second);
   }
   if (ranges.size() > max_ranges) out += "…(" + std::to_string(ranges.size() - max_ranges) + " more)";
   return out;
