@@ -2,10 +2,16 @@
 // and threads change a logit by rounding alone.
 //
 // Bound of a logit's difference between two orders of the same sums. A sum of K <= 1024 terms is off by about
-// sqrt(K) u of its size when the signs of the rounding errors are random (u unit roundoff); the residual stream takes up
-// some 20 such sums a layer in 4 layers, whose errors are independent: sqrt(80) sqrt(1024) u * 24 (the largest logit)
-// = 6.9e3 u. The tests allow 2.5e4 u for what is not random. A planted fault is hundreds of times above it, which
-// BoundIsFarBelowAFault checks.
+// sqrt(K) u of its size when the signs of the rounding errors are random (u unit roundoff); the residual stream takes
+// up some 20 such sums a layer in 4 layers, whose errors are independent: sqrt(80) sqrt(1024) u * 24 (the largest
+// logit) = 6.9e3 u. The tests allow 2.5e4 u for what is not random. A planted fault is hundreds of times above it,
+// which BoundIsFarBelowAFault checks.
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <set>
+
+#include "engine_runs.h"
 #include "model/engine.h"
 #include "model/numerics.h"
 #include "trace/request_key.h"
