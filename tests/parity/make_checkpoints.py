@@ -11,6 +11,7 @@ and parity.json: {"prompt": n, "noise_f32": x, "error_f32": y}
   noise_f32   conditioning, measured: the largest change of any logit of the float64 model when every weight is disturbed
               by an independent relative error of up to 2^-24, the largest of four draws, over the largest |logit|
   error_f32   largest |logits_f32 - logits_f64| over the largest |logit|: how far transformers itself is off in float32
+Also OUT/kjv-mla-10m with the last two files alone: the reference of the shipped model.
 Weights are random from the case's seed. Norms, biases and the routers' correction bias are random too: left at ones and
 zeros they would hide a bug. Everything runs on the CPU with eager attention and eager experts.
 """
@@ -24,6 +25,7 @@ import sys
 
 import numpy as np
 import safetensors.torch
+import tokenizers
 import torch
 import transformers
 from cases import CASES, Case
@@ -32,6 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+SHIPPED = "kjv-mla-10m"
 NARROW = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -99,8 +102,9 @@ def randomise(model, seed):
 def logits_of(path, dtype, tokens, disturb_seed=None):
     """Logits [T, V] of the checkpoint under `path`."""
     wide = dtype == torch.float64
+    config = AutoConfig.from_pretrained(path)
+    AutoModelForCausalLM._model_mapping[type(config)]  # imports the modelling code, so that in_float64 finds it
     with in_float64() if wide else contextlib.nullcontext(), torch.no_grad():
-        config = AutoConfig.from_pretrained(path)
         model = AutoModelForCausalLM.from_pretrained(
             path, config=config, dtype=dtype, attn_implementation="eager", experts_implementation="eager"
         ).eval()
@@ -146,6 +150,43 @@ def fuse_experts(path):
     safetensors.torch.save_file(tensors, file, metadata={"format": "pt"})
 
 
+def write_reference(name, model, out, tokens, prompt):
+    """Writes reference.safetensors and parity.json of the checkpoint `model` into `out`; returns the latter."""
+    f64 = logits_of(model, torch.float64, tokens)
+    f32 = logits_of(model, torch.float32, tokens)
+    scale = np.abs(f64).max()
+    noise = max(np.abs(logits_of(model, torch.float64, tokens, 10 + i) - f64).max() for i in range(4)) / scale
+    error = np.abs(f32 - f64).max() / scale
+    if not error < 1e-4:
+        sys.exit(f"{name}: float32 and float64 differ by {error:.2e}: a router tie? choose another seed")
+    save_file({"tokens": tokens.numpy(), "logits_f32": f32, "logits_f64": f64}, out / "reference.safetensors")
+    facts = {
+        "prompt": prompt,
+        "noise_f32": float(noise),
+        "error_f32": float(error),
+        "transformers": transformers.__version__,
+    }
+    (out / "parity.json").write_text(json.dumps(facts, indent=1) + "\n")
+    return facts
+
+
+def build_shipped(out: pathlib.Path):
+    """The reference of models/kjv-mla-10m, on text of its own kind; its weights stay where they are."""
+    model = pathlib.Path(__file__).resolve().parents[2] / "models" / SHIPPED
+    path = out / SHIPPED
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    text = "And God said, Let there be light: and there was light."
+    tokens = torch.tensor(tokenizers.Tokenizer.from_file(str(model / "tokenizer.json")).encode(text).ids)
+    report(SHIPPED, path, write_reference(SHIPPED, model, path, tokens, 8))
+
+
+def report(name, path, facts):
+    size = sum(f.stat().st_size for f in path.iterdir())
+    noise, error = facts["noise_f32"], facts["error_f32"]
+    print(f"{name:32s} {size / 1024:8.0f} KiB  noise {noise:.1e}  transformers f32 error {error:.1e}", flush=True)
+
+
 def build(case: Case, out: pathlib.Path):
     path = out / case.name
     shutil.rmtree(path, ignore_errors=True)
@@ -158,21 +199,7 @@ def build(case: Case, out: pathlib.Path):
 
     generator = torch.Generator().manual_seed(1000 + case.seed)
     tokens = torch.randint(0, case.config["vocab_size"], (case.total,), generator=generator)
-    f64 = logits_of(path, torch.float64, tokens)
-    f32 = logits_of(path, torch.float32, tokens)
-    scale = np.abs(f64).max()
-    noise = max(np.abs(logits_of(path, torch.float64, tokens, 10 + i) - f64).max() for i in range(4)) / scale
-    error = np.abs(f32 - f64).max() / scale
-    if not error < 1e-4:
-        sys.exit(f"{case.name}: float32 and float64 differ by {error:.2e}: a router tie? choose another seed")
-    save_file({"tokens": tokens.numpy(), "logits_f32": f32, "logits_f64": f64}, path / "reference.safetensors")
-    facts = {
-        "prompt": case.prompt,
-        "noise_f32": float(noise),
-        "error_f32": float(error),
-        "transformers": transformers.__version__,
-    }
-    (path / "parity.json").write_text(json.dumps(facts, indent=1) + "\n")
+    facts = write_reference(case.name, path, path, tokens, case.prompt)
 
     text = json.loads((path / "config.json").read_text())
     if case.old_keys:
@@ -182,8 +209,7 @@ def build(case: Case, out: pathlib.Path):
     (path / "config.json").write_text(json.dumps(text, indent=1) + "\n")
     if case.fuse_experts:
         fuse_experts(path)
-    size = sum(f.stat().st_size for f in path.iterdir())
-    print(f"{case.name:32s} {size / 1024:8.0f} KiB  noise {noise:.1e}  transformers f32 error {error:.1e}", flush=True)
+    report(case.name, path, facts)
 
 
 def main():
@@ -195,13 +221,15 @@ def main():
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
-    known = {c.name for c in CASES}
+    known = {c.name for c in CASES} | {SHIPPED}
     for name in args.case or []:
         if name not in known:
             parser.error(f"no case {name}; there are {', '.join(sorted(known))}")
     for case in CASES:
         if case.name in args.case if args.case else args.large or not case.large:
             build(case, args.out)
+    if not args.case or SHIPPED in args.case:
+        build_shipped(args.out)
 
 
 if __name__ == "__main__":
