@@ -40,6 +40,9 @@ if(ASSAY_CLI)
   if(ASSAY_INSTALL)
     install(TARGETS assay RUNTIME)
   endif()
+  if(SKBUILD)  # a wheel
+    install(TARGETS assay RUNTIME DESTINATION ${SKBUILD_SCRIPTS_DIR} COMPONENT python)
+  endif()
 endif()
 
 # What `make build` makes: the program and the library beside it, without tests.

@@ -31,6 +31,9 @@ if(ASSAY_SYMBOL_PREFIX)
 endif()
 add_library(assay::assay ALIAS assay_shared)
 
+assay_shared_library(assay_offline assay_offline.map ${offline_sources})
+target_link_libraries(assay_offline PRIVATE assay_report)
+
 if(ASSAY_INSTALL)
   include(GNUInstallDirs)
   include(CMakePackageConfigHelpers)
@@ -44,4 +47,11 @@ if(ASSAY_INSTALL)
   configure_file(${PROJECT_SOURCE_DIR}/cmake/assay.pc.in ${PROJECT_BINARY_DIR}/assay.pc @ONLY)
   install(FILES ${PROJECT_BINARY_DIR}/assay-config-version.cmake DESTINATION ${package_dir} COMPONENT library)
   install(FILES ${PROJECT_BINARY_DIR}/assay.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT library)
+endif()
+
+# In a wheel: the libraries beside the package, the program among the scripts. No sonames there: nothing links to them.
+if(SKBUILD)
+  set_target_properties(assay_shared assay_offline PROPERTIES VERSION "" SOVERSION "")
+  set_property(TARGET assay_shared assay_offline PROPERTY NO_SONAME ON)
+  install(TARGETS assay_shared assay_offline LIBRARY DESTINATION assay/lib COMPONENT python)
 endif()

@@ -1,0 +1,100 @@
+"""The package itself: types, library discovery, and the wheel."""
+
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import assay
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_types_are_complete():
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_structs_mirror_the_header():
+    """Every field of the C structs, in order and of the same width, as the header spells them."""
+    from assay import _library
+
+    header = (ROOT / "include/assay/assay.h").read_text()
+    header = re.sub(r"/\*.*?\*/", "", header, flags=re.S)
+    mirrors = {
+        "assay_pair": _library.CPair,
+        "assay_row_run": _library.CRowRun,
+        "assay_options": _library.COptions,
+        "assay_site_info": _library.CSiteInfo,
+        "assay_event": _library.CEvent,
+        "assay_request": _library.CRequest,
+        "assay_drop_counts": _library.CDropCounts,
+    }
+    for name, mirror in mirrors.items():
+        body = re.search(rf"typedef struct {name} \{{(.*?)\}} {name};", header, re.S)
+        assert body, name
+        fields = re.findall(r"(\w+)\s*;", body.group(1))
+        assert fields == [f[0] for f in mirror._fields_], name
+
+
+def test_missing_library_says_where_it_looked(tmp_path):
+    code = f"import sys; sys.path.insert(0, {str(ROOT / 'python')!r}); import assay; assay.version()"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "ASSAY_LIBRARY": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode != 0
+    assert f"libassay.so not found (looked at {tmp_path}/libassay.so)" in done.stderr
+
+
+def test_version_is_the_projects():
+    version = re.search(r'ASSAY_VERSION "(.*)"', (ROOT / "src/base/version.h").read_text())
+    assert version and assay.version() == version.group(1)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """A wheel of this checkout, out of the objects that the compiler cache or an earlier run left."""
+    out = tmp_path_factory.mktemp("wheel")
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(out), str(ROOT)],
+        check=True,
+    )
+    return next(out.glob("*.whl"))
+
+
+def test_one_wheel_for_every_python(wheel, tmp_path):
+    assert re.fullmatch(r"assay-[\d.]+-py3-none-\w*linux\w*\.whl", wheel.name), wheel.name
+    names = zipfile.ZipFile(wheel).namelist()
+    for needed in ("assay/__init__.py", "assay/py.typed", "assay/lib/libassay.so", "assay/lib/libassay_offline.so"):
+        assert needed in names
+    assert any(n.endswith("/scripts/assay") for n in names)
+    assert not any(n.endswith((".cpp", ".h")) for n in names)
+
+    # Installed elsewhere, without the checkout, the package finds its own libraries and the program runs.
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "env")],
+        check=True,
+    )
+    python = tmp_path / "env/bin/python"
+    subprocess.run([sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", str(wheel)], check=True)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("ASSAY", "PYTHON"))}
+    code = (
+        "import array, assay\n"
+        "with assay.trace('t') as t: t.record('logits', array.array('f', [1, 2]))\n"
+        "print(len(assay.open('t')), assay.__file__)\n"
+    )
+    done = subprocess.run([python, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("1 " + str(tmp_path / "env"))
+    program = subprocess.run([tmp_path / "env/bin/assay", "--version"], env=environment, capture_output=True, text=True)
+    assert program.stdout == f"assay {assay.version()}\n"
