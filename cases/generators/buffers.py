@@ -32,7 +32,7 @@ def exhausted_sequence_skipped(rec: Recording, v: Variant, faulty: bool) -> None
         for j, ranges in enumerate(chunks + [[(r.position, r.position + r.n) for r in call.rows]]):
             name, own = (
                 f"{v.layer(call.layer)}attn.chunk.{j}.",
-                {"softmax_scale": call.cfg.scale, "causal": j == 2, "kv_range": lse.text_of(ranges)},
+                {"softmax_scale": call.cfg.scale, "causal": j == 2, "keys": lse.text_of(ranges)},
             )
             out = np.full((len(call.q), call.cfg.heads, call.cfg.dv), FILL, np.float32)
             sums = np.full(out.shape[:2], FILL, np.float32)

@@ -17,7 +17,6 @@ def _decode(
     cfg: mini_tf.Config,
     steps: int = 3,
     splits: int = 0,
-    near_ties: bool = False,
     follow: np.ndarray | None = None,
     alone: bool = False,
 ) -> None:
@@ -26,8 +25,6 @@ def _decode(
     model = mini_tf.Decoder(rec, v, cfg)
     if splits:
         model.linear = lambda x, w: ranges.split_linear(x, w, splits)
-    if near_ties:  # every second row of the head almost equals the one before it
-        model.head[1::2] = model.head[0::2] * (1 + 2.0**-8 * v.rng(9).integers(-1, 2, model.head[1::2].shape))
     if alone:  # each request in a batch of its own
         for j, run in enumerate(rows):
             model.step((Run(run.request, 0, run.n),), tokens[run.row : run.row + run.n], j)
@@ -62,8 +59,8 @@ def batch_composition(a: Recording, b: Recording, v: Variant) -> None:
 
 @control("near-tied tokens")
 def near_tied_tokens(a: Recording, b: Recording, v: Variant) -> None:
-    _decode(a, v, mini_tf.Config(), 8, near_ties=True)
-    _decode(b, v, mini_tf.Config(round_to="bf16"), 8, near_ties=True)
+    _decode(a, v, mini_tf.Config(twin_tokens=True), 8)
+    _decode(b, v, mini_tf.Config(twin_tokens=True, round_to="bf16"), 8)
 
 
 @control("chunked attention")

@@ -110,7 +110,7 @@ def rotated_copy_thrown_away(rec: Recording, v: Variant, faulty: bool) -> None:
 def head_never_tied(rec: Recording, v: Variant, faulty: bool) -> None:
     rows, tokens = mini_tf.prompts(rec, v, (9, 6))
     other = nx.bf16(v.rng(5).standard_normal((64, 32)))
-    model = mini_tf.Decoder(rec, v, mini_tf.Config(tied=True), weights=True)
+    model = mini_tf.Decoder(rec, v, mini_tf.Config(tied=True))
     if faulty:
         model.head = other
     model.step(rows, tokens)

@@ -43,7 +43,7 @@ def chunked(
         last = j == len(prefix)
         out, lse = (nx.f32(x) for x in partial(call, ranges, last))
         out, lse = tamper(j, out, lse, call)
-        meta = {"softmax_scale": call.cfg.scale, "causal": last, "kv_range": text_of(ranges)}
+        meta = {"softmax_scale": call.cfg.scale, "causal": last, "keys": text_of(ranges)}
         name = f"{v.layer(call.layer)}attn.chunk.{j}."
         rec.record(name + "out", out, "T H dv", call.rows, step=call.step, meta=meta)
         rec.record(name + "lse", lse, "T H", call.rows, step=call.step, meta=meta | (audit or {}))

@@ -38,6 +38,7 @@ class Config:
     round_to: str = "f32"
     residual_scale: tuple[float, ...] = ()  # a layer; empty: 1
     tied: bool = False
+    twin_tokens: bool = False  # every second row of the head almost equals the one before it
     compiled: bool = False
 
     @property
@@ -57,6 +58,9 @@ class Config:
         if self.soft_cap:
             meta["soft_cap"] = self.soft_cap
         return meta
+
+
+WEIGHTS = {"input_norm": "input_layernorm", "post_norm": "post_attention_layernorm"}
 
 
 @dataclass
@@ -119,7 +123,6 @@ class Decoder:
         cfg: Config,
         ops: dict[str, Callable[..., Any]] | None = None,
         record: Callable[[str], bool] = lambda name: True,
-        weights: bool = False,
         always: bool = False,
     ) -> None:
         self.rec, self.variant, self.cfg, self.ops, self.wanted = rec, variant, cfg, ops or {}, record
@@ -135,6 +138,8 @@ class Decoder:
         self.embedding = nx.bf16(rng.standard_normal((c.vocab, c.hidden)))
         self.head = self.embedding if c.tied else matrix(c.vocab, c.hidden, 2.0)
         self.residual = c.residual_scale or (1.0,) * c.layers  # as used; the configuration has it as declared
+        if c.twin_tokens:
+            self.head[1::2] = nx.bf16(self.head[0::2] * (1 + 2.0**-8 * rng.integers(-1, 2, self.head[1::2].shape)))
         self.final = nx.bf16(1 + 0.1 * rng.standard_normal(c.hidden))
         self.layers = [
             {
@@ -152,18 +157,21 @@ class Decoder:
             for _ in range(c.layers)
         ]
         self.cache: list[dict[Request, Keys]] = [{} for _ in range(c.layers)]
-        if weights:
-            for i, layer in enumerate(self.layers):
-                for name, w in layer.items():
-                    if name != "sinks":
-                        rec.record(
-                            f"{variant.layer(i)}{name}.weight",
-                            w,
-                            "out in" if w.ndim == 2 else "",
-                            phase="load",
-                            step=-1,
-                        )
-            rec.record("embed_tokens.weight", self.embedding, "vocab h", phase="load", step=-1)
+        self.record_weights()
+
+    def record_weights(self) -> None:
+        """Under the checkpoint's own names, below the layer with self_attn as attn."""
+        named = {
+            f"{self.variant.layer(i)}{WEIGHTS.get(n, n)}.weight": w
+            for i, x in enumerate(self.layers)
+            for n, w in x.items()
+        }
+        named |= {"embed_tokens.weight": self.embedding, "norm.weight": self.final}
+        if not self.cfg.tied:
+            named["lm_head.weight"] = self.head
+        for name, w in named.items():
+            if not name.endswith("sinks.weight"):
+                self.rec.record(name, w, "out in" if w.ndim == 2 else "", phase="load", step=-1)
 
     def op(self, name: str, layer: int, default: Callable[..., Any]) -> Callable[..., Any]:
         return self.ops[name] if name in self.ops and layer >= self.first else default

@@ -142,7 +142,7 @@ def norm_rounded_at_another_point(rec: Recording, v: Variant, faulty: bool) -> N
     for i in range(2):
         x = nx.bf16(v.rng(5 + i).standard_normal((len(tokens), 64)) * 3)
         weight = nx.bf16(1 + 0.1 * v.rng(8 + i).standard_normal(64))
-        rec.record(v.layer(i) + "input_norm.weight", weight, "h", step=-1, phase="load")
+        rec.record(v.layer(i) + "input_layernorm.weight", weight, "h", step=-1, phase="load")
         rec.record(
             "embed" if v.layer(i) == "layers.0." else f"layers.{v.first_layer + i - 1}.out",
             x,

@@ -21,9 +21,7 @@ def suffix_read_by_stride_of_prefix(rec: Recording, v: Variant, faulty: bool) ->
             return mini_tf.attend(call)
         n, name = len(call.q), f"{v.layer(call.layer)}attn.chunk."
         ranges = [[(0, r.position) for r in call.rows], [(r.position, r.position + r.n) for r in call.rows]]
-        meta = [
-            {"softmax_scale": call.cfg.scale, "causal": j, "kv_range": lse.text_of(x)} for j, x in enumerate(ranges)
-        ]
+        meta = [{"softmax_scale": call.cfg.scale, "causal": j, "keys": lse.text_of(x)} for j, x in enumerate(ranges)]
         parts = [tuple(nx.f32(x) for x in lse.partial(call, r, bool(j))) for j, r in enumerate(ranges)]
         memory = nx.f32(v.rng(60 + call.layer).standard_normal((n, 4, 12)))
         memory[..., :8] = parts[1][0]

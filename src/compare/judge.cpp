@@ -52,6 +52,7 @@ struct Judged {
 struct InputState {
   bool bad = false;     // some input is already wrong
   double relative = 0;  // growth-weighted relative difference, combined in quadrature
+  double typical = 0;   // the same from what 90 % of the inputs' good rows stay below
   double absolute = 0;  // sum of the inputs' differences (L2)
   double measured = 0;  // largest relative difference of an input, without gain
   double norm = 0;      // of the largest input
@@ -198,9 +199,6 @@ class Judge {
       for (int k = 0; k < kRowSketchSize; ++k) {
         cell.sketch_a[k] = static_cast<float>(a.sketch[k]);
         cell.delta[k] = equal ? 0.0f : static_cast<float>(b.sketch[k] - a.sketch[k]);
-        dot_ += a.sketch[k] * b.sketch[k];
-        norm_a_ += a.sketch[k] * a.sketch[k];
-        norm_b_ += b.sketch[k] * b.sketch[k];
       }
       if (!equal) cell.diff = Distance(a.sketch, b.sketch, kRowSketchSize);
     } else if (!equal) {
@@ -336,11 +334,12 @@ class Judge {
     if ((op == SiteOp::kCopy || op == SiteOp::kRope) && out.norm > 0) {
       relative *= std::max(1.0, double{cell.norm} / out.norm);
     }
-    AddDifference(relative, cell.norm, edge.gain, state);
+    AddDifference(relative, input.noise, cell.norm, edge.gain, state);
   }
 
-  static void AddDifference(double relative, double norm, double gain, InputState* state) {
+  static void AddDifference(double relative, double typical, double norm, double gain, InputState* state) {
     state->relative = std::hypot(state->relative, gain * relative);
+    state->typical = std::hypot(state->typical, gain * typical);
     state->absolute += relative * norm;
     state->measured = std::max(state->measured, relative);
     state->norm = std::max(state->norm, norm);
@@ -405,6 +404,7 @@ class Judge {
           ++outcome_.comparison.rows_set_aside;
           continue;
         }
+        AddToCosine(cell);
         InputState in;
         for (size_t e = 0; e < node.edges.size(); ++e) {
           const GraphEdge& edge = node.edges[e];
@@ -412,7 +412,8 @@ class Judge {
             const Context& context = contexts[e];
             in.bad |= context.bad;
             const double mean = context.rows > 0 ? std::sqrt(context.sum_sq / static_cast<double>(context.rows)) : 0;
-            AddDifference(std::max({mean, context.aside, judged_[edge.site].noise}), 0, edge.gain, &in);
+            const double typical = judged_[edge.site].noise;
+            AddDifference(std::max({mean, context.aside, typical}), typical, 0, edge.gain, &in);
           } else {
             AddInput(edge, row, cell, node.op, 0, &in);
           }
@@ -423,9 +424,12 @@ class Judge {
           continue;
         }
         const double size = std::max<double>(cell.norm, typical_gain * in.norm);
-        const double limit = node.op == SiteOp::kAdd || node.op == SiteOp::kReduce
-                                 ? noise_ + (size > 0 ? in.absolute / size : 0)
-                                 : noise_ + in.relative;
+        // Behind a wrong input the question is only whether the row differs at all.
+        const double growth = in.bad ? in.typical
+                              : node.op == SiteOp::kAdd || node.op == SiteOp::kReduce
+                                  ? (size > 0 ? in.absolute / size : 0)
+                                  : in.relative;
+        const double limit = noise_ + growth;
         const double bound = tolerance >= 0 ? tolerance : spread * limit + kStored;
         const double relative = size > 0 ? cell.diff / size : 0;
         RootReason reason = RootReason::kBound;
@@ -446,6 +450,16 @@ class Judge {
     }
     JudgeMajority(s);
     bad_by_position_.clear();
+  }
+
+  void AddToCosine(const Cell& cell) {
+    if (!cell.grid) return;
+    for (int k = 0; k < kRowSketchSize; ++k) {
+      const double a = cell.sketch_a[k], b = a + cell.delta[k];
+      dot_ += a * b;
+      norm_a_ += a * a;
+      norm_b_ += b * b;
+    }
   }
 
   void JudgeSum(const GraphNode& node, uint32_t row, const Cell& cell, bool* wrong, RootReason* reason, double* shown,

@@ -76,7 +76,7 @@ def chunk_scores(rec, layer, chunk):
     lse, out = (find(rec, f"{layer}attn.chunk.{chunk}.{s}", step=1)[-1] for s in ("lse", "out"))
     q, scale = find(rec, layer + "attn.q", step=1)[0], float(lse.meta["softmax_scale"])
     scores, values = [], []
-    for run, span in zip(lse.rows, lse.meta["kv_range"].split(",")):
+    for run, span in zip(lse.rows, lse.meta["keys"].split(",")):
         k, val = context(rec, layer, 1, run.request)
         own = slice(*(int(x) for x in span.split(":")))
         k, val = (np.repeat(x[own], q.array.shape[1] // x.shape[1], 1) for x in (k, val))

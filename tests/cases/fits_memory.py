@@ -12,7 +12,7 @@ def rows_without_keys_unwritten(rec, layer, v):
     site = layer + "attn.chunk.1.out"
     kept, event = unwritten(rec, site).all((1, 2)), find(rec, site)[0]
     empty = np.concatenate(
-        [[a == b] * run.n for run, (a, b) in zip(event.rows, (r.split(":") for r in event.meta["kv_range"].split(",")))]
+        [[a == b] * run.n for run, (a, b) in zip(event.rows, (r.split(":") for r in event.meta["keys"].split(",")))]
     )
     return kept.any() and np.array_equal(kept, empty)
 
