@@ -151,7 +151,8 @@ void Runner<T>::WriteCache(const StepRows& step, int64_t layer, Rank<T>& rank) {
     tap_->Record("attn.kv_write", "T c+dr", DenseView(back, {step.rows, width}), where);
   } else {
     const int64_t d2 = 2 * config_.head_dim;
-    tap_->Record("attn.kv_write", "T H 2d", DenseView(back, {step.rows, width / d2, d2}), where);
+    // d holds key and value of the head.
+    tap_->Record("attn.kv_write", "T H d", DenseView(back, {step.rows, width / d2, d2}), where);
   }
 }
 
