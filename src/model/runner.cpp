@@ -29,6 +29,7 @@ Runner<T>::Runner(std::shared_ptr<const WeightStore> store, const ModelConfig& c
       kv_dtype_ = DType::kF8E4M3FN;
       break;
   }
+  attention_compute_ = UnitRoundoff(kv_dtype_) > UnitRoundoff(compute_) ? kv_dtype_ : compute_;
   softmax_scale_ = SoftmaxScale(config);
   rope_table_ = MakeRopeTable(config);
   const int n = options.shards;

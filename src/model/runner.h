@@ -152,6 +152,7 @@ class Runner {
   FaultPlan fault_;
   Numerics numerics_;
   DType compute_ = DType::kF32, kv_dtype_ = DType::kF32;
+  DType attention_compute_ = DType::kF32;  // of what attention returns: it has been through the cache's rounding too
   double softmax_scale_ = 1;
   RopeTable rope_table_;
   RopeRows<T> rope_, fault_rope_;

@@ -81,7 +81,7 @@ void Runner<T>::AttentionPart(const StepRows& step, int64_t layer, const Weights
     T* out = rank.attn_out[static_cast<size_t>(layer)].data();
     if (tap_->on()) {
       tap_->Record("attn.out", "T H dv", DenseView(out, {rows, local, dv}),
-                   {.layer = layer, .rank = rank.index, .shard = HeadShard(rank, dv)});
+                   {.layer = layer, .rank = rank.index, .shard = HeadShard(rank, dv), .compute = attention_compute_});
     }
     const T* o = w.o.data.data() + rank.heads.begin * dv;
     int64_t k = local * dv;
@@ -145,7 +145,7 @@ void Runner<T>::WriteCache(const StepRows& step, int64_t layer, Rank<T>& rank) {
   const Tap::Where where{.layer = layer,
                          .rank = rank.index,
                          .shard = config_.mla() ? Shard{} : KvHeadShard(rank, 2 * config_.head_dim),
-                         .compute = compute_ == DType::kBF16 && kv.dtype() == DType::kF32 ? compute_ : kv.dtype(),
+                         .compute = attention_compute_,
                          .meta = meta};
   if (config_.mla()) {
     tap_->Record("attn.kv_write", "T c+dr", DenseView(back, {step.rows, width}), where);
@@ -274,17 +274,27 @@ void Runner<T>::RecordPartial(const StepRows& step, size_t sequence, int64_t lay
   std::snprintf(name, sizeof name, "attn.chunk.%lld.out", static_cast<long long>(j));
   const bool latent = config_.mla() && options_.path == AttentionPath::kAbsorbed;
   tap_->Record(name, latent ? "T H c" : "T H dv", DenseView(part.out.data(), {seq.n_rows, heads, v_dim}),
-               {.layer = layer, .rank = rank.index, .shard = HeadShard(rank, v_dim), .runs = {&run, 1}, .meta = meta});
+               {.layer = layer,
+                .rank = rank.index,
+                .shard = HeadShard(rank, v_dim),
+                .runs = {&run, 1},
+                .compute = attention_compute_,
+                .meta = meta});
   std::snprintf(name, sizeof name, "attn.chunk.%lld.lse", static_cast<long long>(j));
   tap_->Record(name, "T H", DenseView(part.lse.data(), {seq.n_rows, heads}),
-               {.layer = layer, .rank = rank.index, .shard = HeadShard(rank, 1), .runs = {&run, 1}, .meta = meta});
+               {.layer = layer,
+                .rank = rank.index,
+                .shard = HeadShard(rank, 1),
+                .runs = {&run, 1},
+                .compute = attention_compute_,
+                .meta = meta});
 }
 
 template <class T>
 void Runner<T>::RecordLse(const StepRows& step, int64_t layer, const Rank<T>& rank) {
   if (!tap_->on()) return;
   tap_->Record("attn.lse", "T H", DenseView(rank.lse.data(), {step.rows, rank.heads.size()}),
-               {.layer = layer, .rank = rank.index, .shard = HeadShard(rank, 1)});
+               {.layer = layer, .rank = rank.index, .shard = HeadShard(rank, 1), .compute = attention_compute_});
 }
 
 // Rows of a sequence whose output goes nowhere: the kernel returns a fresh buffer and the caller keeps its own, or the

@@ -234,7 +234,11 @@ void Runner<T>::AbsorbedAttention(const StepRows& step, int64_t layer, const Wei
   }
   numerics_.Round(latent_out, rows * local * c);
   RecordLse(step, layer, rank);
-  if (tap_->on()) tap_->Record("attn.latent_out", "T H c", DenseView(latent_out, {rows, local, c}), where(c));
+  if (tap_->on()) {
+    Tap::Where latent_where = where(c);
+    latent_where.compute = attention_compute_;
+    tap_->Record("attn.latent_out", "T H c", DenseView(latent_out, {rows, local, c}), latent_where);
+  }
 
   T* out = Fit(&rank.attn_out[static_cast<size_t>(layer)], rows * local * dv);
   bool lost = false;
