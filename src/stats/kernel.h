@@ -119,6 +119,11 @@ extern const Kernel kAvx512Kernel;
 // n) of the piece to acc and to one row and one head cell (either may be null), in double.
 void AddGroupsPortable(const Piece& piece, uint32_t first, uint32_t n, Cell* row, Cell* head, Accumulator* acc);
 
+// What a vector kernel leaves out of groups [first, first + n): the elements whose magnitude pattern is `limit` or
+// more, for a float type of 32 bits or fewer. Counts the non-finite ones (in acc and cells) and adds the finite ones to
+// sums and sketch in double; extremes, count and digest are the caller's. Returns how many were not finite.
+uint32_t AddLarge(const Piece& piece, uint32_t first, uint32_t n, uint32_t limit, Accumulator* acc);
+
 // A group of which only lanes [lane, lane + n) are here: element k of `data` is lane + k. piece gives group, salts,
 // column (of the first element here), index, row; heads are not touched. Lanes that are absent are zero bits in the
 // digest, and pairs of words without any present lane add nothing.

@@ -44,6 +44,19 @@ Kind Classify(uint64_t bits, double value) {
   return Kind::kNormal;
 }
 
+// Bucket and sign of lane j of group `offset` of the piece.
+struct Place {
+  uint32_t bucket;
+  bool minus;
+};
+
+Place PlaceOf(const Piece& piece, uint32_t offset, int j) {
+  const uint32_t group = piece.group + offset;
+  const uint32_t slot = (group & 0xff) ^ SlotRotation(group, piece.salt);
+  const bool minus = (kSketchTable.minus[slot] >> j & 1) != GroupHash(group, piece.salt.group) >> 31;
+  return {kSketchTable.bucket[slot][j], minus};
+}
+
 // The digest's share of one group: sum of products of word pairs, modulo 2^64. present has a bit for each word that
 // holds an element; a pair without any adds nothing.
 uint64_t DigestOf(const uint32_t* words, int n_words, uint32_t present, uint32_t g) {
@@ -161,11 +174,8 @@ void AddHeadsAs(const Piece& piece, int lane, uint64_t n, uint64_t inner) {
     }
     head.sum_sq += value * value;
     if (!piece.sketch) continue;
-    const uint32_t group = piece.group + static_cast<uint32_t>(lanes / kLanes);
-    const uint32_t slot = (group & 0xff) ^ SlotRotation(group, piece.salt);
-    const uint32_t j = lanes % kLanes;
-    const bool minus = (kSketchTable.minus[slot] >> j & 1) != GroupHash(group, piece.salt.group) >> 31;
-    head.sketch[kSketchTable.bucket[slot][j] & 15] += minus ? -value : value;
+    const Place place = PlaceOf(piece, static_cast<uint32_t>(lanes / kLanes), static_cast<int>(lanes % kLanes));
+    head.sketch[place.bucket & 15] += place.minus ? -value : value;
   }
 }
 
@@ -236,6 +246,40 @@ double DecodeForKernel(uint64_t bits, DType dtype) { return DecodeBits(bits, dty
 
 void AddGroupsPortable(const Piece& piece, uint32_t first, uint32_t n, Cell* row, Cell* head, Accumulator* acc) {
   Select(piece.dtype).groups(piece, first, n, row, head, acc);
+}
+
+uint32_t AddLarge(const Piece& piece, uint32_t first, uint32_t n, uint32_t limit, Accumulator* acc) {
+  uint32_t nonfinite = 0;
+  const uint64_t sign = uint64_t{1} << (BitsOf(piece.dtype) - 1);
+  for (uint64_t e = uint64_t{first} * kLanes; e < (uint64_t{first} + n) * kLanes; ++e) {
+    const uint64_t bits = LoadBits(piece.data, static_cast<int64_t>(e), piece.dtype);
+    if ((bits & (sign - 1)) < limit) continue;
+    const uint32_t q = static_cast<uint32_t>(e / kLanes);
+    Cell* head = nullptr;
+    if (piece.heads) {
+      const uint32_t gone = piece.head_groups - piece.head_left;  // groups of the first head that lie before the piece
+      head = piece.heads + (piece.head + (q + uint64_t{gone}) / piece.head_groups) % piece.n_heads;
+    }
+    const double value = DecodeBits(bits, piece.dtype);
+    if (!(value - value == 0)) {
+      ++nonfinite;
+      ++(value != value ? acc->nan : value > 0 ? acc->pos_inf : acc->neg_inf);
+      if (piece.row) ++piece.row->nonfinite;
+      if (head) ++head->nonfinite;
+      continue;
+    }
+    acc->sum += value;
+    acc->sum_sq += value * value;
+    const Place place = PlaceOf(piece, q, static_cast<int>(e % kLanes));
+    const double term = place.minus ? -value : value;
+    if (piece.sketch) acc->sketch[place.bucket] += term;
+    for (Cell* cell : {piece.row, head}) {
+      if (cell == nullptr) continue;
+      cell->sum_sq += value * value;
+      if (piece.sketch) cell->sketch[place.bucket & 15] += term;
+    }
+  }
+  return nonfinite;
 }
 
 void AddPartialGroup(const Piece& piece, int lane, int n, Accumulator* acc) {
