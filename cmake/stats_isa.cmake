@@ -8,7 +8,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # GCC 12 takes the undefined pass-through operand of its own intrinsics for an uninitialised variable.
     set_property(SOURCE ${PROJECT_SOURCE_DIR}/src/stats/kernel_avx512.cpp APPEND PROPERTY
-      COMPILE_OPTIONS "-Wno-maybe-uninitialized")
+      COMPILE_OPTIONS "-Wno-uninitialized;-Wno-maybe-uninitialized")
   endif()
   target_compile_definitions(assay_stats PRIVATE ASSAY_HAVE_AVX512=1)
 endif()

@@ -28,7 +28,7 @@ struct Cell {
 struct IndexMap {
   uint64_t base = 0;
   uint64_t inner = 1;
-  uint64_t outer_stride = 1;
+  uint64_t outer_stride = 0;
 
   ASSAY_KERNEL_INLINE uint64_t At(uint64_t c) const { return c / inner * outer_stride + base + c % inner; }
 };
@@ -63,10 +63,10 @@ struct alignas(64) Accumulator {
   uint64_t neg_inf = 0;
   uint64_t zero = 0;
   uint64_t subnormal = 0;
-  uint64_t finite = 0;  // > 0: min, max, abs_max and abs_max_index are set
-  double min = 0;
-  double max = 0;
-  double abs_max = 0;
+  // Over the finite elements; abs_max < 0: there was none yet.
+  double min = __builtin_inf();
+  double max = -__builtin_inf();
+  double abs_max = -1;
   uint64_t abs_max_index = 0;
   double sum = 0;
   double sum_sq = 0;
@@ -79,23 +79,23 @@ struct alignas(64) Accumulator {
   uint32_t matrix_depth = 0;             // additions an entry may have seen since the last flush
   uint64_t matrix_block = ~uint64_t{0};  // last block that was added
 
-  // Takes in a finite element, or (with finite counted by the caller) one that stands for several; ties of abs_max go
-  // to the smaller row-major number.
-  ASSAY_KERNEL_INLINE void Extreme(double value, uint64_t index) {
-    const double magnitude = value < 0 ? -value : value;
-    if (finite == 0) {
-      min = max = value;
+  uint32_t kernel_largest = 0;  // a vector kernel's note of the largest magnitude pattern so far
+
+  // Finite elements between these two, which are elements themselves.
+  ASSAY_KERNEL_INLINE void Between(double low, double high) {
+    if (low < min) min = low;
+    if (high > max) max = high;
+  }
+  // A finite element's magnitude and row-major number; ties go to the smaller number.
+  ASSAY_KERNEL_INLINE void Largest(double magnitude, uint64_t index) {
+    if (magnitude > abs_max || (magnitude == abs_max && index < abs_max_index)) {
       abs_max = magnitude;
       abs_max_index = index;
-    } else {
-      if (value < min) min = value;
-      if (value > max) max = value;
-      if (magnitude > abs_max || (magnitude == abs_max && index < abs_max_index)) {
-        abs_max = magnitude;
-        abs_max_index = index;
-      }
     }
-    ++finite;
+  }
+  ASSAY_KERNEL_INLINE void Extreme(double value, uint64_t index) {
+    Between(value, value);
+    Largest(value < 0 ? -value : value, index);
   }
 };
 
@@ -121,8 +121,8 @@ void AddGroupsPortable(const Piece& piece, uint32_t first, uint32_t n, Cell* row
 
 // What a vector kernel leaves out of groups [first, first + n): the elements whose magnitude pattern is `limit` or
 // more, for a float type of 32 bits or fewer. Counts the non-finite ones (in acc and cells) and adds the finite ones to
-// sums and sketch in double; extremes, count and digest are the caller's. Returns how many were not finite.
-uint32_t AddLarge(const Piece& piece, uint32_t first, uint32_t n, uint32_t limit, Accumulator* acc);
+// sums, extremes and sketch in double; count and digest are the caller's.
+void AddLarge(const Piece& piece, uint32_t first, uint32_t n, uint32_t limit, Accumulator* acc);
 
 // A group of which only lanes [lane, lane + n) are here: element k of `data` is lane + k. piece gives group, salts,
 // column (of the first element here), index, row; heads are not touched. Lanes that are absent are zero bits in the

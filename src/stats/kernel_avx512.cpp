@@ -123,7 +123,10 @@ void Flush(Accumulator* acc) {
 }
 
 // Bytes ahead of which the loop asks memory for data; reaching past the view is harmless.
-constexpr uint32_t kAhead = 2048;
+#ifndef KAHEAD
+#define KAHEAD 2048
+#endif
+constexpr uint32_t kAhead = KAHEAD;
 
 // Group hashes of groups [group, group + n), with room for whole vectors behind them.
 ASSAY_INLINE void HashGroups(uint32_t group, uint32_t salt, uint32_t n, uint32_t* out) {
@@ -274,74 +277,34 @@ struct F8E5M2 : Format<Lanes8, DType::kF8E5M2, 0x7c, 0x7c, 1 << 2> {
   }
 };
 
-// Extremes of the patterns of n elements, n > 0.
-struct Range {
-  uint32_t max_magnitude;
-  uint32_t min_magnitude;
-  uint32_t max_bits;  // pattern of the largest value ...
-  uint32_t min_bits;  // ... and of the smallest
-};
-
-// Running extremes of patterns. first: any one of the elements.
+// Running extremes of patterns, of modest elements alone.
 template <class F>
 struct Extremes {
   using L = typename F::Lanes;
-  __m512i high;  // signed maximum: the largest positive value, if there is one
-  __m512i wide;  // unsigned maximum: the largest negative magnitude, if there is one
-  __m512i near;  // smallest magnitude
+  __m512i high = L::Set(F::kSign);                 // signed maximum: the largest positive value, if there is one
+  __m512i wide = _mm512_setzero_si512();           // unsigned maximum: the largest negative magnitude, if there is one
+  __m512i near = L::Set(F::kSign - 1);             // smallest magnitude of earlier chunks ...
+  __m512i chunk_near = L::Set(F::kSign - 1);       // ... and of this one
+  __m512i chunk_largest = _mm512_setzero_si512();  // largest magnitude of this chunk
 
-  ASSAY_KERNEL_INLINE explicit Extremes(uint32_t first)
-      : high(L::Set(first)), wide(L::Set(first)), near(L::Set(first & (F::kSign - 1))) {}
   ASSAY_KERNEL_INLINE void Take(__m512i patterns, __m512i magnitudes) {
     high = L::MaxSigned(high, patterns);
     wide = L::MaxUnsigned(wide, patterns);
-    near = L::MinUnsigned(near, magnitudes);
+    chunk_near = L::MinUnsigned(chunk_near, magnitudes);
   }
-  ASSAY_KERNEL_INLINE Range Fold() const {
-    const uint32_t top = L::FoldMaxSigned(high);
-    const uint32_t bottom = L::FoldMaxUnsigned(wide);
-    Range r;
-    r.min_magnitude = L::FoldMinUnsigned(near);
-    const bool any_positive = static_cast<int32_t>(top) >= 0;
-    const bool any_negative = (bottom & F::kSign) != 0;
-    const uint32_t largest_negative = any_negative ? bottom & (F::kSign - 1) : 0;
-    const uint32_t largest_positive = any_positive ? top : 0;
-    r.max_magnitude = largest_negative > largest_positive ? largest_negative : largest_positive;
-    // All of one sign: the value nearest to zero is the other extreme.
-    r.max_bits = any_positive ? top : F::kSign | r.min_magnitude;
-    r.min_bits = any_negative ? bottom : r.min_magnitude;
-    return r;
+  // Elements of the mask alone, and their share of chunk_largest.
+  ASSAY_KERNEL_INLINE void TakeSome(typename L::Mask mask, __m512i patterns, __m512i magnitudes) {
+    high = L::MaxSigned(high, L::Select(high, mask, patterns));
+    wide = L::MaxUnsigned(wide, L::Keep(patterns, mask));
+    chunk_near = L::MinUnsigned(chunk_near, L::Select(chunk_near, mask, magnitudes));
+    chunk_largest = L::MaxUnsigned(chunk_largest, L::Keep(magnitudes, mask));
+  }
+  ASSAY_KERNEL_INLINE void NextChunk() {
+    near = L::MinUnsigned(near, chunk_near);
+    chunk_near = L::Set(F::kSign - 1);
+    chunk_largest = _mm512_setzero_si512();
   }
 };
-
-template <class F>
-ASSAY_INLINE uint32_t PatternAt(const uint8_t* data, uint32_t k) {
-  uint32_t bits = 0;
-  __builtin_memcpy(&bits, data + k * F::kBytes, F::kBytes);
-  return bits;
-}
-
-// Range of the finite ones among n elements; false if there is none.
-template <class F>
-bool FiniteRange(const uint8_t* data, uint32_t n, Range* range) {
-  using L = typename F::Lanes;
-  uint32_t first = 0;
-  while (first < n && (PatternAt<F>(data, first) & (F::kSign - 1)) >= F::kNonfinite) ++first;
-  if (first == n) return false;
-  const __m512i filler = L::Set(PatternAt<F>(data, first));
-  const __m512i magnitude = L::Set(F::kSign - 1);
-  Extremes<F> extremes(PatternAt<F>(data, first));
-  for (uint32_t k = 0; k < n; k += L::kCount) {
-    const uint32_t left = n - k < L::kCount ? n - k : L::kCount;
-    const auto mask = static_cast<typename L::Mask>(~uint64_t{0} >> (64 - left));
-    __m512i v = L::Load(data + k * F::kBytes, mask, filler);
-    const auto finite = L::Less(_mm512_and_si512(v, magnitude), L::Set(F::kNonfinite));
-    v = L::Select(filler, finite, v);
-    extremes.Take(v, _mm512_and_si512(v, magnitude));
-  }
-  *range = extremes.Fold();
-  return true;
-}
 
 template <class F>
 void CountSmall(const uint8_t* data, uint32_t n, Accumulator* acc) {
@@ -361,7 +324,7 @@ void CountSmall(const uint8_t* data, uint32_t n, Accumulator* acc) {
   acc->subnormal += small - zero;
 }
 
-// Number of the first of n elements with this magnitude; there is one.
+// Number of the first of n elements with this magnitude; n if there is none.
 template <class F>
 uint32_t FindMagnitude(const uint8_t* data, uint32_t n, uint32_t wanted) {
   using L = typename F::Lanes;
@@ -374,22 +337,30 @@ uint32_t FindMagnitude(const uint8_t* data, uint32_t n, uint32_t wanted) {
     const uint64_t hit = static_cast<uint64_t>(L::Equal(v, target)) & static_cast<uint64_t>(mask);
     if (hit != 0) return k + static_cast<uint32_t>(__builtin_ctzll(hit));
   }
-  return 0;
+  return n;
+}
+
+// Looks for the chunk's largest magnitude if it may be news. acc->kernel_largest holds the pattern of the largest one
+// so far plus 1, so that 0 is news at first; n elements, the first of them local column `column`.
+template <class F>
+[[gnu::noinline]] void SearchLargest(const Extremes<F>& extremes, const uint8_t* data, uint32_t n, uint64_t column,
+                                     const Piece& piece, Accumulator* acc) {
+  const uint32_t bits = F::Lanes::FoldMaxUnsigned(extremes.chunk_largest);
+  const uint32_t found = FindMagnitude<F>(data, n, bits);
+  if (found == n) return;  // no modest element
+  acc->Largest(DecodeForKernel(bits, F::kType), piece.index.At(column + found));
+  if (bits + 1 > acc->kernel_largest) acc->kernel_largest = bits + 1;
 }
 
 template <class F>
-ASSAY_INLINE void TakeRange(const Range& r, const uint8_t* data, uint32_t n, const Piece& piece, uint64_t column,
-                            Accumulator* acc) {
-  if (r.min_magnitude < F::kSmallestNormal) CountSmall<F>(data, n, acc);
-  const double low = DecodeForKernel(r.min_bits, F::kType) + 0.0;  // -0 becomes +0
-  const double high = DecodeForKernel(r.max_bits, F::kType) + 0.0;
-  const double largest = -low > high ? -low : high;
-  if (acc->finite == 0 || low < acc->min) acc->min = low;
-  if (acc->finite == 0 || high > acc->max) acc->max = high;
-  if (acc->finite == 0 || largest >= acc->abs_max) {
-    const uint64_t index = piece.index.At(column + FindMagnitude<F>(data, n, r.max_magnitude));
-    if (acc->finite == 0 || largest > acc->abs_max || index < acc->abs_max_index) acc->abs_max_index = index;
-    acc->abs_max = largest;
+ASSAY_INLINE void TakeLargest(const Extremes<F>& extremes, const uint8_t* data, uint32_t n, uint64_t column,
+                              const Piece& piece, Accumulator* acc) {
+  // Equal values are news only where a later column can come earlier in the view (outer_stride != 0).
+  const uint32_t known = acc->kernel_largest;
+  const uint32_t news = piece.index.outer_stride != 0 && known > 0 ? known - 1 : known;
+  if (news == 0 || F::Lanes::Less(extremes.chunk_largest, F::Lanes::Set(news)) !=
+                       static_cast<typename F::Lanes::Mask>(~uint64_t{0})) {
+    SearchLargest<F>(extremes, data, n, column, piece, acc);
   }
 }
 
@@ -402,10 +373,10 @@ struct Sums {
   __m512 residues = _mm512_setzero_ps();  // sketch by bucket & 15
   Buckets buckets;
 
-  // Sums go through the multiply-add units (times 1): the adders are busy converting and adding to the matrix.
-  ASSAY_KERNEL_INLINE void Add(__m512 x) {
-    const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(x));
-    const __m512d high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));
+  ASSAY_KERNEL_INLINE void Add(__m512 x) { Add(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1)); }
+  ASSAY_KERNEL_INLINE void Add(__m256 first, __m256 second) {
+    const __m512d low = _mm512_cvtps_pd(first);
+    const __m512d high = _mm512_cvtps_pd(second);
     sum[0] = _mm512_add_pd(sum[0], low);
     sum[1] = _mm512_add_pd(sum[1], high);
     sum_sq[0] = _mm512_fmadd_pd(low, low, sum_sq[0]);
@@ -456,8 +427,12 @@ ASSAY_INLINE __m512i Products(__m512i words, __m512i hashes, __m512i keys) {
   return _mm512_mul_epu32(w, _mm512_srli_epi64(w, 32));
 }
 
+// Returns whether any element was left out.
 template <class F, Sketching kSketching, bool kCells>
-ASSAY_INLINE void Steps(const Stretch& s, Extremes<F>* extremes, Sums* sums) {
+ASSAY_INLINE bool Steps(const Stretch& s, Extremes<F>* extremes_out, Sums* sums_out) {
+  // Copies, so that they stay in registers: vector stores to the matrix could alias anything.
+  Extremes<F> extremes = *extremes_out;
+  Sums sums = *sums_out;
   using L = typename F::Lanes;
   constexpr uint32_t kGroups = F::kGroups;
   constexpr uint32_t kGroupBytes = F::kWords * 4;
@@ -473,24 +448,32 @@ ASSAY_INLINE void Steps(const Stretch& s, Extremes<F>* extremes, Sums* sums) {
   // quads.
   const __m512i pair_spread = _mm512_srli_epi32(LaneNumbers(), 3);
 
-  auto step = [&](uint32_t p, __m512i loaded, __mmask8 present) __attribute__((always_inline)) {
+  bool exceptional = false;
+  // kGuard: some elements may have to be left out.
+  auto step = [&]<bool kGuard>(uint32_t p, const uint8_t* data, __m512i loaded, __mmask8 present)
+      __attribute__((always_inline)) {
     const __m512i raw = _mm512_permutexvar_epi32(order, loaded);
     __m512i h = _mm512_setzero_si512();
     if constexpr (kSketching != Sketching::kNone) {
       h = _mm512_permutexvar_epi32(spread, LoadHashes<kGroups>(s.hashes + p));
-      sums->digest = _mm512_mask_add_epi64(sums->digest, present, sums->digest, Products(raw, h, keys));
+      sums.digest = _mm512_mask_add_epi64(sums.digest, present, sums.digest, Products(raw, h, keys));
       if constexpr (kCells) {
         const __m512i r = _mm512_permutexvar_epi32(spread, LoadHashes<kGroups>(s.row_hashes + p));
-        sums->row_digest = _mm512_mask_add_epi64(sums->row_digest, present, sums->row_digest, Products(raw, r, keys));
+        sums.row_digest = _mm512_mask_add_epi64(sums.row_digest, present, sums.row_digest, Products(raw, r, keys));
       }
     }
-    const auto modest = L::Less(_mm512_and_si512(raw, magnitude), limit);
-    const __m512i kept = L::Keep(raw, modest);
+    const __m512i kept = kGuard ? L::Keep(raw, L::Less(_mm512_and_si512(raw, magnitude), limit)) : raw;
     const uint32_t base = (p ^ s.rotation) & ~(kGroups - 1);
     __m512 y[4];
     for (int v = 0; v < static_cast<int>(F::kVectors); ++v) {
       const __m512 x = F::Widen(kept, v);
-      sums->Add(x);
+      if constexpr (F::kType == DType::kF32 && !kGuard) {
+        // Halves from memory: a load is cheaper than an extraction.
+        const float* floats = reinterpret_cast<const float*>(data);
+        sums.Add(_mm256_loadu_ps(floats), _mm256_loadu_ps(floats + 8));
+      } else {
+        sums.Add(x);
+      }
       if constexpr (kSketching == Sketching::kNone) continue;
       if constexpr (F::kType == DType::kF32 || F::kType == DType::kBF16) {
         y[v] = FlipSign(x, h);
@@ -512,23 +495,24 @@ ASSAY_INLINE void Steps(const Stretch& s, Extremes<F>* extremes, Sums* sums) {
       }
       for (uint32_t v = 0; v < F::kVectors; ++v) {
         const __m512 z = ByResidue(y[v], base / 2 + v);
-        if constexpr (kSketching == Sketching::kDirect) sums->buckets.Add(z, base / 2 + v);
-        if constexpr (kCells) sums->residues = _mm512_add_ps(sums->residues, z);
+        if constexpr (kSketching == Sketching::kDirect) sums.buckets.Add(z, base / 2 + v);
+        if constexpr (kCells) sums.residues = _mm512_add_ps(sums.residues, z);
       }
     }
   };
   // A step of which only groups [from, to) are here.
-  auto masked = [&](uint32_t p, const uint8_t* data, uint32_t from, uint32_t to) {
+  auto masked = [&](uint32_t p, const uint8_t* data, uint32_t from, uint32_t to) __attribute__((always_inline)) {
     const uint32_t words = ((1u << to * F::kWords) - 1) & ~((1u << from * F::kWords) - 1);
     const __m512i loaded = _mm512_maskz_loadu_epi32(static_cast<__mmask16>(words), data);
-    // Absent groups repeat the patterns of the first element that is here.
-    uint32_t first = PatternAt<F>(data, from * kLanes);
-    const __m512i seen = _mm512_mask_mov_epi32(L::Set(first), static_cast<__mmask16>(words), loaded);
-    extremes->Take(seen, _mm512_and_si512(seen, magnitude));
+    const __m512i magnitudes = _mm512_and_si512(loaded, magnitude);
+    const uint64_t elements = (~uint64_t{0} >> (64 - to * kLanes)) & (~uint64_t{0} << from * kLanes);
+    const auto modest = static_cast<typename L::Mask>(L::Less(magnitudes, limit) & elements);
+    exceptional |= modest != static_cast<typename L::Mask>(elements);
+    extremes.TakeSome(modest, loaded, magnitudes);
     // Where the pairs of words of the present groups are in slot order.
     uint32_t present = 0;
     for (uint32_t g = from; g < to; ++g) present |= ((1u << F::kWords / 2) - 1) << (g ^ inside) * (F::kWords / 2);
-    step(p, loaded, static_cast<__mmask8>(present));
+    step.template operator()<true>(p, data, loaded, static_cast<__mmask8>(present));
   };
 
   uint32_t p = s.p;
@@ -540,114 +524,139 @@ ASSAY_INLINE void Steps(const Stretch& s, Extremes<F>* extremes, Sums* sums) {
     p += to - from;
     data += (to - from) * kGroupBytes;
   }
-  for (; p + kGroups <= s.end; p += kGroups, data += 64) {
-    _mm_prefetch(reinterpret_cast<const char*>(data) + kAhead, _MM_HINT_T0);
-    const __m512i loaded = _mm512_loadu_si512(data);
-    extremes->Take(loaded, _mm512_and_si512(loaded, magnitude));
-    step(p, loaded, 0xff);
+  constexpr uint32_t kUnroll = 4;
+  for (; p + kUnroll * kGroups <= s.end; p += kUnroll * kGroups, data += kUnroll * 64) {
+    __m512i loaded[kUnroll];
+    __m512i largest = _mm512_setzero_si512();
+    for (uint32_t u = 0; u < kUnroll; ++u) {
+      _mm_prefetch(reinterpret_cast<const char*>(data) + kAhead + 64 * u, _MM_HINT_T0);
+      loaded[u] = _mm512_loadu_si512(data + 64 * u);
+      largest = L::MaxUnsigned(largest, _mm512_and_si512(loaded[u], magnitude));
+    }
+    const bool all_modest = L::Less(largest, limit) == static_cast<typename L::Mask>(~uint64_t{0});
+    if (__builtin_expect(!all_modest, 0)) {
+#pragma GCC unroll 1
+      for (uint32_t u = 0; u < kUnroll; ++u) masked(p + u * kGroups, data + 64 * u, 0, kGroups);
+      continue;
+    }
+    extremes.chunk_largest = L::MaxUnsigned(extremes.chunk_largest, largest);
+    for (uint32_t u = 0; u < kUnroll; ++u) {
+      extremes.Take(loaded[u], _mm512_and_si512(loaded[u], magnitude));
+      step.template operator()<false>(p + u * kGroups, data + 64 * u, loaded[u], 0xff);
+    }
   }
+  for (; p + kGroups <= s.end; p += kGroups, data += 64) masked(p, data, 0, kGroups);
   if (p < s.end) masked(p, data, 0, s.end - p);
+  *extremes_out = extremes;
+  *sums_out = sums;
+  return exceptional;
 }
 
-// Which head a group of a piece belongs to, and how many of its groups are still to come.
-struct HeadCursor {
-  uint32_t head;
-  uint32_t left;
+// What goes on over all chunks of a piece.
+template <class F>
+struct PieceState {
+  Extremes<F> extremes;
+  alignas(64) uint32_t hashes[kBlockGroups];
+  alignas(64) uint32_t row_hashes[kBlockGroups];
 };
 
-// Positions [s.p, s.end) of one block, cut where heads end.
+// Groups [done, done + n) of a piece, all of one head (if heads are asked for): chunk by chunk.
 template <class F, Sketching kSketching, bool kCells>
-void Chunk(const Piece& piece, Stretch s, HeadCursor* cursor, Extremes<F>* extremes, Accumulator* acc) {
-  const uint32_t stop = s.end;
-  while (s.p < stop) {
-    s.end = stop - s.p < cursor->left ? stop : s.p + cursor->left;
-    Sums sums;
-    Steps<F, kSketching, kCells>(s, extremes, &sums);
-    const double sum_sq = _mm512_reduce_add_pd(_mm512_add_pd(sums.sum_sq[0], sums.sum_sq[1]));
-    acc->sum += _mm512_reduce_add_pd(_mm512_add_pd(sums.sum[0], sums.sum[1]));
-    acc->sum_sq += sum_sq;
+void AddStretch(const Piece& piece, uint32_t done, uint32_t n, Cell* head, PieceState<F>* state, Accumulator* acc) {
+  constexpr uint32_t kGroupBytes = F::kWords * 4;
+  Sums sums;
+  const uint32_t stop = done + n;
+  while (done < stop) {
+    const uint32_t group = piece.group + done;
+    const uint32_t p = group & 0xff;
+    const uint32_t m = stop - done < kBlockGroups - p ? stop - done : kBlockGroups - p;
+    const uint8_t* data = piece.data + uint64_t{done} * kGroupBytes;
+    Stretch s{data, p, p + m, 0, state->hashes, state->row_hashes, acc->matrix};
     if constexpr (kSketching != Sketching::kNone) {
-      acc->digest += static_cast<uint64_t>(_mm512_reduce_add_epi64(sums.digest));
-    }
-    if constexpr (kSketching == Sketching::kDirect) {
-      for (int v = 0; v < 4; ++v) AddTo(acc->sketch + 16 * v, sums.buckets.part[v]);
-    }
-    if constexpr (kCells) {
-      if (piece.row) {
-        piece.row->sum_sq += sum_sq;
-        piece.row->digest += static_cast<uint64_t>(_mm512_reduce_add_epi64(sums.row_digest));
-        AddTo(piece.row->sketch, sums.residues);
+      // Whole vectors of hashes: hashes[q] belongs to position q.
+      const uint32_t from = p & ~15u;
+      HashGroups(group - (p - from), piece.salt.group, p + m - from, state->hashes + from);
+      if constexpr (kCells) {
+        HashGroups(piece.row_group + done - (p - from), piece.row_salt, p + m - from, state->row_hashes + from);
       }
-      if (piece.heads) {
-        piece.heads[cursor->head].sum_sq += sum_sq;
-        AddTo(piece.heads[cursor->head].sketch, sums.residues);
+      s.rotation = SlotRotation(group, piece.salt);
+    }
+    if constexpr (kSketching == Sketching::kMatrix) {
+      if (acc->matrix_block != group >> 8) {
+        if (acc->matrix_depth == kFlushDepth) Flush(acc);
+        acc->matrix_block = group >> 8;
+        ++acc->matrix_depth;
       }
+      acc->matrix_layout = F::kType == DType::kBF16 ? kLayoutQuads : kLayoutPairs;
     }
-    s.data += (s.end - s.p) * F::kWords * 4;
-    cursor->left -= s.end - s.p;
-    s.p = s.end;
-    if (cursor->left == 0) {
-      cursor->left = piece.heads ? piece.head_groups : ~0u;
-      cursor->head = cursor->head + 1 == piece.n_heads ? 0 : cursor->head + 1;
+    const bool exceptional = Steps<F, kSketching, kCells>(s, &state->extremes, &sums);
+    const uint64_t column = piece.column + uint64_t{done} * kLanes;
+    if (__builtin_expect(exceptional, 0)) AddLarge(piece, done, m, F::kLimit, acc);
+    if (F::Lanes::Less(state->extremes.chunk_near, F::Lanes::Set(F::kSmallestNormal)) != 0) {
+      CountSmall<F>(data, m * kLanes, acc);
     }
+    TakeLargest<F>(state->extremes, data, m * kLanes, column, piece, acc);
+    state->extremes.NextChunk();
+    if constexpr (kCells && kSketching != Sketching::kNone) {
+      if (piece.row) AddTo(piece.row->sketch, sums.residues);
+      if (head) AddTo(head->sketch, sums.residues);
+      sums.residues = _mm512_setzero_ps();
+    }
+    done += m;
+  }
+  const double sum_sq = _mm512_reduce_add_pd(_mm512_add_pd(sums.sum_sq[0], sums.sum_sq[1]));
+  acc->sum += _mm512_reduce_add_pd(_mm512_add_pd(sums.sum[0], sums.sum[1]));
+  acc->sum_sq += sum_sq;
+  if constexpr (kSketching != Sketching::kNone) {
+    acc->digest += static_cast<uint64_t>(_mm512_reduce_add_epi64(sums.digest));
+  }
+  if constexpr (kSketching == Sketching::kDirect) {
+    for (int v = 0; v < 4; ++v) AddTo(acc->sketch + 16 * v, sums.buckets.part[v]);
+  }
+  if constexpr (kCells) {
+    if (piece.row) {
+      piece.row->sum_sq += sum_sq;
+      piece.row->digest += static_cast<uint64_t>(_mm512_reduce_add_epi64(sums.row_digest));
+    }
+    if (head) head->sum_sq += sum_sq;
   }
 }
 
 template <class F>
 void AddFloats(const Piece& piece, Accumulator* acc) {
-  constexpr uint32_t kGroupBytes = F::kWords * 4;
-  alignas(64) uint32_t hashes[kBlockGroups];
-  alignas(64) uint32_t row_hashes[kBlockGroups];
-  HeadCursor cursor{piece.head, piece.heads ? piece.head_left : ~0u};
+  using L = typename F::Lanes;
+  PieceState<F> state;
   const bool cells = piece.row != nullptr || piece.heads != nullptr;
-  for (uint32_t done = 0; done < piece.n_groups;) {
-    const uint32_t group = piece.group + done;
-    const uint32_t p = group & 0xff;
-    const uint32_t n = piece.n_groups - done < kBlockGroups - p ? piece.n_groups - done : kBlockGroups - p;
-    const uint8_t* data = piece.data + uint64_t{done} * kGroupBytes;
-    Stretch s{data, p, p + n, 0, hashes, row_hashes, acc->matrix};
-    Extremes<F> extremes(PatternAt<F>(data, 0));
-    if (!piece.sketch) {
-      Chunk<F, Sketching::kNone, true>(piece, s, &cursor, &extremes, acc);
-    } else {
-      // From a whole vector of hashes on: hashes[q] belongs to position q.
-      const uint32_t from = p & ~15u;
-      HashGroups(group - (p - from), piece.salt.group, p + n - from, hashes + from);
-      if (cells) HashGroups(piece.row_group + done - (p - from), piece.row_salt, p + n - from, row_hashes + from);
-      s.rotation = SlotRotation(group, piece.salt);
-      if (acc->matrix) {
-        if (acc->matrix_block != group >> 8) {
-          if (acc->matrix_depth == kFlushDepth) Flush(acc);
-          acc->matrix_block = group >> 8;
-          ++acc->matrix_depth;
-        }
-        acc->matrix_layout = F::kType == DType::kBF16 ? kLayoutQuads : kLayoutPairs;
-        if (cells) {
-          Chunk<F, Sketching::kMatrix, true>(piece, s, &cursor, &extremes, acc);
-        } else {
-          Chunk<F, Sketching::kMatrix, false>(piece, s, &cursor, &extremes, acc);
-        }
-      } else {
-        if (cells) {
-          Chunk<F, Sketching::kDirect, true>(piece, s, &cursor, &extremes, acc);
-        } else {
-          Chunk<F, Sketching::kDirect, false>(piece, s, &cursor, &extremes, acc);
-        }
-      }
+  auto* add = !piece.sketch ? AddStretch<F, Sketching::kNone, true>
+              : acc->matrix
+                  ? (cells ? AddStretch<F, Sketching::kMatrix, true> : AddStretch<F, Sketching::kMatrix, false>)
+              : cells ? AddStretch<F, Sketching::kDirect, true>
+                      : AddStretch<F, Sketching::kDirect, false>;
+  if (piece.heads == nullptr) {
+    add(piece, 0, piece.n_groups, nullptr, &state, acc);
+  } else {
+    uint32_t head = piece.head;
+    uint32_t left = piece.head_left;
+    for (uint32_t done = 0; done < piece.n_groups;) {
+      const uint32_t n = piece.n_groups - done < left ? piece.n_groups - done : left;
+      add(piece, done, n, piece.heads + head, &state, acc);
+      done += n;
+      left = piece.head_groups;
+      head = head + 1 == piece.n_heads ? 0 : head + 1;
     }
-    acc->count += uint64_t{n} * kLanes;
-    Range range = extremes.Fold();
-    bool any_finite = true;
-    uint32_t n_finite = n * kLanes;
-    if (range.max_magnitude >= F::kLimit) {
-      n_finite -= AddLarge(piece, done, n, F::kLimit, acc);
-      any_finite = FiniteRange<F>(data, n * kLanes, &range);
-    }
-    if (any_finite) {
-      TakeRange<F>(range, data, n * kLanes, piece, piece.column + uint64_t{done} * kLanes, acc);
-      acc->finite += n_finite;
-    }
-    done += n;
+  }
+  acc->count += uint64_t{piece.n_groups} * kLanes;
+  // Extremes of what was not exceptional; the exceptional finite ones were taken in one by one.
+  const uint32_t nearest = L::FoldMinUnsigned(state.extremes.near);
+  const uint32_t top = L::FoldMaxSigned(state.extremes.high);
+  const uint32_t bottom = L::FoldMaxUnsigned(state.extremes.wide);
+  const bool any_positive = static_cast<int32_t>(top) >= 0;
+  const bool any_negative = (bottom & F::kSign) != 0;
+  if (any_positive || any_negative) {
+    // All of one sign: the value nearest to zero is the other extreme. + 0.0 turns -0 into +0.
+    const double high = DecodeForKernel(any_positive ? top : F::kSign | nearest, F::kType) + 0.0;
+    const double low = DecodeForKernel(any_negative ? bottom : nearest, F::kType) + 0.0;
+    acc->Between(low, high);
   }
 }
 

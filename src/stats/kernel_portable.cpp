@@ -248,8 +248,7 @@ void AddGroupsPortable(const Piece& piece, uint32_t first, uint32_t n, Cell* row
   Select(piece.dtype).groups(piece, first, n, row, head, acc);
 }
 
-uint32_t AddLarge(const Piece& piece, uint32_t first, uint32_t n, uint32_t limit, Accumulator* acc) {
-  uint32_t nonfinite = 0;
+void AddLarge(const Piece& piece, uint32_t first, uint32_t n, uint32_t limit, Accumulator* acc) {
   const uint64_t sign = uint64_t{1} << (BitsOf(piece.dtype) - 1);
   for (uint64_t e = uint64_t{first} * kLanes; e < (uint64_t{first} + n) * kLanes; ++e) {
     const uint64_t bits = LoadBits(piece.data, static_cast<int64_t>(e), piece.dtype);
@@ -262,12 +261,12 @@ uint32_t AddLarge(const Piece& piece, uint32_t first, uint32_t n, uint32_t limit
     }
     const double value = DecodeBits(bits, piece.dtype);
     if (!(value - value == 0)) {
-      ++nonfinite;
       ++(value != value ? acc->nan : value > 0 ? acc->pos_inf : acc->neg_inf);
       if (piece.row) ++piece.row->nonfinite;
       if (head) ++head->nonfinite;
       continue;
     }
+    acc->Extreme(value, piece.index.At(piece.column + e));
     acc->sum += value;
     acc->sum_sq += value * value;
     const Place place = PlaceOf(piece, q, static_cast<int>(e % kLanes));
@@ -279,7 +278,6 @@ uint32_t AddLarge(const Piece& piece, uint32_t first, uint32_t n, uint32_t limit
       if (piece.sketch) cell->sketch[place.bucket & 15] += term;
     }
   }
-  return nonfinite;
 }
 
 void AddPartialGroup(const Piece& piece, int lane, int n, Accumulator* acc) {

@@ -39,7 +39,8 @@ struct Layout {
 
   IndexMap IndexOfRow(int64_t row) const {
     const uint64_t inner = index_inner;
-    return {static_cast<uint64_t>(row) * inner, inner, static_cast<uint64_t>(n_rows) * inner};
+    const bool row_major = inner >= static_cast<uint64_t>(cols);
+    return {static_cast<uint64_t>(row) * inner, inner, row_major ? 0 : static_cast<uint64_t>(n_rows) * inner};
   }
 };
 

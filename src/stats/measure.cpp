@@ -14,10 +14,19 @@ namespace assay {
 namespace {
 
 // Elements of a segment from which on clearing and folding the kernels' matrix pays.
-constexpr int64_t kMatrixElements = 16384;
+constexpr int64_t kMatrixElements = 4096;
 
-struct Matrix {
-  alignas(64) float entries[kMatrixFloats];
+// Scratch of one thread: the kernels' matrix, all zero between segments (a flush leaves it so), and the staging buffer.
+struct Scratch {
+  alignas(64) float matrix[kMatrixFloats];
+  bool matrix_is_zero = false;
+  Stage stage;
+
+  float* ZeroMatrix() {
+    if (!matrix_is_zero) std::fill(matrix, matrix + kMatrixFloats, 0.0f);
+    matrix_is_zero = true;
+    return matrix;
+  }
 };
 
 const Kernel* KernelOf(Isa isa) {
@@ -110,10 +119,11 @@ void Finish(const Accumulator& acc, bool digest_split, Stats* stats) {
   stats->neg_inf = acc.neg_inf;
   stats->zero = acc.zero;
   stats->subnormal = acc.subnormal;
-  stats->min = acc.finite > 0 ? acc.min : kDecodedNaN;
-  stats->max = acc.finite > 0 ? acc.max : kDecodedNaN;
-  stats->abs_max = acc.finite > 0 ? acc.abs_max : kDecodedNaN;
-  stats->abs_max_index = acc.finite > 0 ? acc.abs_max_index : 0;
+  const bool any_finite = acc.abs_max >= 0;
+  stats->min = any_finite ? acc.min : kDecodedNaN;
+  stats->max = any_finite ? acc.max : kDecodedNaN;
+  stats->abs_max = any_finite ? acc.abs_max : kDecodedNaN;
+  stats->abs_max_index = acc.abs_max_index;
   stats->sum = acc.sum;
   stats->sum_sq = acc.sum_sq;
   stats->digest = acc.digest;
@@ -136,17 +146,14 @@ void FinishHead(const Cell& cell, HeadCell* out) {
 
 // Measures view rows [first_row, first_row + n_rows), which are logical rows first_t, first_t + 1, ..., into *segment.
 void MeasureSegment(const Layout& layout, const Kernel& kernel, const MeasureOptions& options, int64_t first_row,
-                    int64_t n_rows, int64_t first_t, bool row_grid, Segment* segment) {
+                    int64_t n_rows, int64_t first_t, bool row_grid, Scratch* scratch, Segment* segment) {
   Accumulator acc;
-  Matrix matrix;
-  Stage stage;
   if (layout.cols > 0 && n_rows >= (kMatrixElements + layout.cols - 1) / layout.cols) {
-    std::fill(matrix.entries, matrix.entries + kMatrixFloats, 0.0f);
-    acc.matrix = matrix.entries;
+    acc.matrix = scratch->ZeroMatrix();
   }
   std::vector<Cell> heads(options.head_grid ? static_cast<size_t>(layout.n_heads) : 0);
-  RowTask task{&layout, &kernel, segment->request, options.sketch, heads.empty() ? nullptr : heads.data(),
-               &stage,  &acc};
+  RowTask task{&layout,         &kernel, segment->request, options.sketch, heads.empty() ? nullptr : heads.data(),
+               &scratch->stage, &acc};
   if (row_grid) segment->rows.resize(static_cast<size_t>(n_rows));
   for (int64_t k = 0; k < n_rows; ++k) {
     Cell cell;
@@ -205,16 +212,17 @@ Status Measure(const TensorView& view, const LogicalLayout& logical, const Measu
   ASSAY_RETURN_IF_ERROR(MakeLayout(view, logical, &layout));
   const Kernel& kernel = *KernelOf(options.isa);
   const FloatEnvironment environment;
+  Scratch scratch;
   if (logical.row_axis < 0) {
     out->emplace_back();
-    MeasureSegment(layout, kernel, options, 0, layout.n_rows, layout.first_t, false, &out->back());
+    MeasureSegment(layout, kernel, options, 0, layout.n_rows, layout.first_t, false, &scratch, &out->back());
     return {};
   }
   std::vector<Segment> segments;
   ASSAY_RETURN_IF_ERROR(PlanSegments(layout, logical, &segments));
   for (Segment& segment : segments) {
     MeasureSegment(layout, kernel, options, segment.first_row, segment.n_rows, segment.first_position, options.row_grid,
-                   &segment);
+                   &scratch, &segment);
   }
   *out = std::move(segments);
   return {};
