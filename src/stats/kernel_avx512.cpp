@@ -26,12 +26,13 @@ constexpr uint32_t kPairs = kBlockGroups / 2;
 constexpr uint32_t kLayoutPairs = 1;  // matrix[pair][slot & 1][lane]
 constexpr uint32_t kLayoutQuads = 2;  // matrix[quad][lane & 1][slot & 3][lane >> 1]
 
-// The table of hash.h in the form that vectors want, for pairs of slots. Element k of a pair is slot 2 * pair + k / 8,
-// lane k % 8.
+// The table of hash.h in the form that vectors want, for pairs of slots. Element e of a pair is slot 2 * pair + e / 8,
+// lane e % 8; its residue is bucket & 15, and every residue occurs once in a pair.
 struct PairTable {
-  alignas(16) uint8_t source[kPairs][16] = {};  // which element has bucket & 15 == k
-  uint16_t minus[kPairs] = {};                  // bit k: sign of the element whose bucket & 15 == k
-  uint16_t high[kPairs][4] = {};                // [v], bit k: the element whose bucket & 15 == k has bucket >> 4 == v
+  alignas(64) uint32_t source[kPairs][16] = {};        // which element has residue k ...
+  alignas(64) uint32_t source_split[kPairs][16] = {};  // ... in (even elements of the quad, odd elements of the quad)
+  uint16_t minus[kPairs] = {};                         // bit k: sign of the element with residue k
+  uint16_t high[kPairs][4] = {};                       // [v], bit k: the element with residue k has bucket >> 4 == v
 };
 
 constexpr PairTable MakePairTable() {
@@ -41,7 +42,9 @@ constexpr PairTable MakePairTable() {
       const uint32_t slot = 2 * pair + e / 8;
       const uint32_t bucket = kSketchTable.bucket[slot][e % 8];
       const uint32_t k = bucket & 15;
-      t.source[pair][k] = static_cast<uint8_t>(e);
+      const uint32_t in_quad = (pair & 1) * 16 + e;
+      t.source[pair][k] = e;
+      t.source_split[pair][k] = in_quad / 2 + (in_quad & 1) * 16;
       t.minus[pair] = static_cast<uint16_t>(t.minus[pair] | (kSketchTable.minus[slot] >> (e % 8) & 1) << k);
       t.high[pair][bucket >> 4] = static_cast<uint16_t>(t.high[pair][bucket >> 4] | 1 << k);
     }
@@ -58,12 +61,19 @@ ASSAY_INLINE __m512 FlipSign(__m512 x, __m512i h) {
   return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_castps_si512(x), h, SignBits(), 0x78));  // x ^ (h & s)
 }
 
-// A pair's signed elements, ordered by bucket & 15.
-ASSAY_INLINE __m512 ByResidue(__m512 pair_elements, uint32_t pair) {
-  const __m512i source =
-      _mm512_cvtepu8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(kPairTable.source[pair])));
-  const __m512i v = _mm512_castps_si512(_mm512_permutexvar_ps(source, pair_elements));
+ASSAY_INLINE __m512 TableSigns(__m512 by_residue, uint32_t pair) {
+  const __m512i v = _mm512_castps_si512(by_residue);
   return _mm512_castsi512_ps(_mm512_mask_xor_epi32(v, kPairTable.minus[pair], v, SignBits()));
+}
+
+// A pair's elements with the table's signs, ordered by residue.
+ASSAY_INLINE __m512 ByResidue(__m512 elements, uint32_t pair) {
+  return TableSigns(_mm512_permutexvar_ps(_mm512_load_si512(kPairTable.source[pair]), elements), pair);
+}
+
+// The same out of the even and the odd elements of the quad that the pair belongs to.
+ASSAY_INLINE __m512 ByResidue(__m512 even, __m512 odd, uint32_t pair) {
+  return TableSigns(_mm512_permutex2var_ps(even, _mm512_load_si512(kPairTable.source_split[pair]), odd), pair);
 }
 
 // Sketch of 64 buckets in registers: [bucket >> 4], lane bucket & 15.
@@ -85,16 +95,6 @@ ASSAY_INLINE void AddTo(double* to, __m512 x) {
   _mm512_storeu_pd(to + 8, _mm512_add_pd(_mm512_loadu_pd(to + 8), high));
 }
 
-// The first and the second pair of a quad out of its even and its odd elements.
-ASSAY_INLINE __m512 FirstPair(__m512 even, __m512 odd) {
-  const __m512i source = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-  return _mm512_permutex2var_ps(even, source, odd);
-}
-ASSAY_INLINE __m512 SecondPair(__m512 even, __m512 odd) {
-  const __m512i source = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-  return _mm512_permutex2var_ps(even, source, odd);
-}
-
 void Flush(Accumulator* acc) {
   if (acc->matrix == nullptr || acc->matrix_layout == 0) return;
   Buckets buckets;
@@ -110,8 +110,8 @@ void Flush(Accumulator* acc) {
       float* at = acc->matrix + quad * 32;
       const __m512 even = _mm512_load_ps(at);
       const __m512 odd = _mm512_load_ps(at + 16);
-      buckets.Add(ByResidue(FirstPair(even, odd), 2 * quad), 2 * quad);
-      buckets.Add(ByResidue(SecondPair(even, odd), 2 * quad + 1), 2 * quad + 1);
+      buckets.Add(ByResidue(even, odd, 2 * quad), 2 * quad);
+      buckets.Add(ByResidue(even, odd, 2 * quad + 1), 2 * quad + 1);
       _mm512_store_ps(at, zero);
       _mm512_store_ps(at + 16, zero);
     }
@@ -124,7 +124,7 @@ void Flush(Accumulator* acc) {
 
 // Bytes ahead of which the loop asks memory for data; reaching past the view is harmless.
 #ifndef KAHEAD
-#define KAHEAD 2048
+#define KAHEAD 8192
 #endif
 constexpr uint32_t kAhead = KAHEAD;
 
@@ -370,7 +370,9 @@ struct Sums {
   __m512d sum_sq[2] = {_mm512_setzero_pd(), _mm512_setzero_pd()};
   __m512i digest = _mm512_setzero_si512();
   __m512i row_digest = _mm512_setzero_si512();
-  __m512 residues = _mm512_setzero_ps();  // sketch by bucket & 15
+  __m512 residues = _mm512_setzero_ps();     // sketch by residue; with cells, of the head at hand, like sum_sq ...
+  __m512d all_sum_sq = _mm512_setzero_pd();  // ... and of the heads before it
+  __m512 all_residues = _mm512_setzero_ps();
   Buckets buckets;
 
   ASSAY_KERNEL_INLINE void Add(__m512 x) { Add(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1)); }
@@ -386,6 +388,25 @@ struct Sums {
 
 // Where the sketch goes: nowhere, to the matrix, or straight into 64 buckets (cheaper for a small segment).
 enum class Sketching { kNone, kMatrix, kDirect };
+
+// Where head cells go: `left` more groups to heads[head], then per_head to each of the next. No heads: left is beyond
+// any piece.
+struct HeadCursor {
+  Cell* heads;
+  uint32_t n_heads;
+  uint32_t per_head;
+  uint32_t head;
+  uint32_t left;
+
+  ASSAY_KERNEL_INLINE Cell* Current() const { return heads ? heads + head : nullptr; }
+  ASSAY_KERNEL_INLINE void Advance(uint32_t n) {
+    left -= n;
+    if (left == 0) {
+      left = per_head;
+      head = head + 1 == n_heads ? 0 : head + 1;
+    }
+  }
+};
 
 // Positions [p, end) of a block; data is position p's; hashes[q] and row_hashes[q] are position q's.
 struct Stretch {
@@ -429,7 +450,7 @@ ASSAY_INLINE __m512i Products(__m512i words, __m512i hashes, __m512i keys) {
 
 // Returns whether any element was left out.
 template <class F, Sketching kSketching, bool kCells>
-ASSAY_INLINE bool Steps(const Stretch& s, Extremes<F>* extremes_out, Sums* sums_out) {
+ASSAY_INLINE bool Steps(const Stretch& s, HeadCursor* cursor, Extremes<F>* extremes_out, Sums* sums_out) {
   // Copies, so that they stay in registers: vector stores to the matrix could alias anything.
   Extremes<F> extremes = *extremes_out;
   Sums sums = *sums_out;
@@ -488,14 +509,10 @@ ASSAY_INLINE bool Steps(const Stretch& s, Extremes<F>* extremes_out, Sums* sums_
       }
     }
     if constexpr (kSketching == Sketching::kDirect || (kCells && kSketching != Sketching::kNone)) {
-      if constexpr (F::kType == DType::kBF16) {
-        const __m512 first = FirstPair(y[0], y[1]);
-        y[1] = SecondPair(y[0], y[1]);
-        y[0] = first;
-      }
       for (uint32_t v = 0; v < F::kVectors; ++v) {
-        const __m512 z = ByResidue(y[v], base / 2 + v);
-        if constexpr (kSketching == Sketching::kDirect) sums.buckets.Add(z, base / 2 + v);
+        const uint32_t pair = base / 2 + v;
+        const __m512 z = F::kType == DType::kBF16 ? ByResidue(y[0], y[1], pair) : ByResidue(y[v], pair);
+        if constexpr (kSketching == Sketching::kDirect) sums.buckets.Add(z, pair);
         if constexpr (kCells) sums.residues = _mm512_add_ps(sums.residues, z);
       }
     }
@@ -515,38 +532,60 @@ ASSAY_INLINE bool Steps(const Stretch& s, Extremes<F>* extremes_out, Sums* sums_
     step.template operator()<true>(p, data, loaded, static_cast<__mmask8>(present));
   };
 
-  uint32_t p = s.p;
-  const uint8_t* data = s.data;
-  if (p % kGroups != 0) {
-    const uint32_t from = p % kGroups;
-    const uint32_t to = s.end - p < kGroups - from ? from + s.end - p : kGroups;
-    masked(p - from, data - from * kGroupBytes, from, to);
-    p += to - from;
-    data += (to - from) * kGroupBytes;
-  }
-  constexpr uint32_t kUnroll = 4;
-  for (; p + kUnroll * kGroups <= s.end; p += kUnroll * kGroups, data += kUnroll * 64) {
-    __m512i loaded[kUnroll];
-    __m512i largest = _mm512_setzero_si512();
-    for (uint32_t u = 0; u < kUnroll; ++u) {
-      _mm_prefetch(reinterpret_cast<const char*>(data) + kAhead + 64 * u, _MM_HINT_T0);
-      loaded[u] = _mm512_loadu_si512(data + 64 * u);
-      largest = L::MaxUnsigned(largest, _mm512_and_si512(loaded[u], magnitude));
+  auto run = [&](uint32_t p, uint32_t end, const uint8_t* data) __attribute__((always_inline)) {
+    if (p % kGroups != 0) {
+      const uint32_t from = p % kGroups;
+      const uint32_t to = end - p < kGroups - from ? from + end - p : kGroups;
+      masked(p - from, data - from * kGroupBytes, from, to);
+      p += to - from;
+      data += (to - from) * kGroupBytes;
     }
-    const bool all_modest = L::Less(largest, limit) == static_cast<typename L::Mask>(~uint64_t{0});
-    if (__builtin_expect(!all_modest, 0)) {
+    constexpr uint32_t kUnroll = 2;
+    for (; p + kUnroll * kGroups <= end; p += kUnroll * kGroups, data += kUnroll * 64) {
+      __m512i loaded[kUnroll];
+      __m512i largest = _mm512_setzero_si512();
+      for (uint32_t u = 0; u < kUnroll; ++u) {
+        _mm_prefetch(reinterpret_cast<const char*>(data) + kAhead + 64 * u, _MM_HINT_T0);
+        loaded[u] = _mm512_loadu_si512(data + 64 * u);
+        largest = L::MaxUnsigned(largest, _mm512_and_si512(loaded[u], magnitude));
+      }
+      const bool all_modest = L::Less(largest, limit) == static_cast<typename L::Mask>(~uint64_t{0});
+      if (__builtin_expect(!all_modest, 0)) {
 #pragma GCC unroll 1
-      for (uint32_t u = 0; u < kUnroll; ++u) masked(p + u * kGroups, data + 64 * u, 0, kGroups);
-      continue;
+        for (uint32_t u = 0; u < kUnroll; ++u) masked(p + u * kGroups, data + 64 * u, 0, kGroups);
+        continue;
+      }
+      extremes.chunk_largest = L::MaxUnsigned(extremes.chunk_largest, largest);
+      for (uint32_t u = 0; u < kUnroll; ++u) {
+        extremes.Take(loaded[u], _mm512_and_si512(loaded[u], magnitude));
+        step.template operator()<false>(p + u * kGroups, data + 64 * u, loaded[u], 0xff);
+      }
     }
-    extremes.chunk_largest = L::MaxUnsigned(extremes.chunk_largest, largest);
-    for (uint32_t u = 0; u < kUnroll; ++u) {
-      extremes.Take(loaded[u], _mm512_and_si512(loaded[u], magnitude));
-      step.template operator()<false>(p + u * kGroups, data + 64 * u, loaded[u], 0xff);
+#pragma GCC unroll 1
+    for (; p < end; p += kGroups, data += 64) masked(p, data, 0, end - p < kGroups ? end - p : kGroups);
+  };
+
+  if constexpr (!kCells) {
+    run(s.p, s.end, s.data);
+  } else {
+    const uint8_t* data = s.data;
+    for (uint32_t p = s.p; p < s.end;) {
+      const uint32_t end = s.end - p < cursor->left ? s.end : p + cursor->left;
+      sums.sum_sq[0] = sums.sum_sq[1] = _mm512_setzero_pd();
+      sums.residues = _mm512_setzero_ps();
+      run(p, end, data);
+      const __m512d sum_sq = _mm512_add_pd(sums.sum_sq[0], sums.sum_sq[1]);
+      sums.all_sum_sq = _mm512_add_pd(sums.all_sum_sq, sum_sq);
+      sums.all_residues = _mm512_add_ps(sums.all_residues, sums.residues);
+      if (Cell* head = cursor->Current()) {
+        head->sum_sq += _mm512_reduce_add_pd(sum_sq);
+        if constexpr (kSketching != Sketching::kNone) AddTo(head->sketch, sums.residues);
+      }
+      cursor->Advance(end - p);
+      data += (end - p) * kGroupBytes;
+      p = end;
     }
   }
-  for (; p + kGroups <= s.end; p += kGroups, data += 64) masked(p, data, 0, kGroups);
-  if (p < s.end) masked(p, data, 0, s.end - p);
   *extremes_out = extremes;
   *sums_out = sums;
   return exceptional;
@@ -560,24 +599,24 @@ struct PieceState {
   alignas(64) uint32_t row_hashes[kBlockGroups];
 };
 
-// Groups [done, done + n) of a piece, all of one head (if heads are asked for): chunk by chunk.
+// A whole piece, chunk by chunk.
 template <class F, Sketching kSketching, bool kCells>
-void AddStretch(const Piece& piece, uint32_t done, uint32_t n, Cell* head, PieceState<F>* state, Accumulator* acc) {
+void AddChunks(const Piece& piece, PieceState<F>* state, Accumulator* acc) {
   constexpr uint32_t kGroupBytes = F::kWords * 4;
   Sums sums;
-  const uint32_t stop = done + n;
-  while (done < stop) {
+  HeadCursor cursor{piece.heads, piece.n_heads, piece.head_groups, piece.head, piece.heads ? piece.head_left : ~0u};
+  for (uint32_t done = 0; done < piece.n_groups;) {
     const uint32_t group = piece.group + done;
     const uint32_t p = group & 0xff;
-    const uint32_t m = stop - done < kBlockGroups - p ? stop - done : kBlockGroups - p;
+    const uint32_t n = piece.n_groups - done < kBlockGroups - p ? piece.n_groups - done : kBlockGroups - p;
     const uint8_t* data = piece.data + uint64_t{done} * kGroupBytes;
-    Stretch s{data, p, p + m, 0, state->hashes, state->row_hashes, acc->matrix};
+    Stretch s{data, p, p + n, 0, state->hashes, state->row_hashes, acc->matrix};
     if constexpr (kSketching != Sketching::kNone) {
       // Whole vectors of hashes: hashes[q] belongs to position q.
       const uint32_t from = p & ~15u;
-      HashGroups(group - (p - from), piece.salt.group, p + m - from, state->hashes + from);
+      HashGroups(group - (p - from), piece.salt.group, p + n - from, state->hashes + from);
       if constexpr (kCells) {
-        HashGroups(piece.row_group + done - (p - from), piece.row_salt, p + m - from, state->row_hashes + from);
+        HashGroups(piece.row_group + done - (p - from), piece.row_salt, p + n - from, state->row_hashes + from);
       }
       s.rotation = SlotRotation(group, piece.salt);
     }
@@ -589,22 +628,21 @@ void AddStretch(const Piece& piece, uint32_t done, uint32_t n, Cell* head, Piece
       }
       acc->matrix_layout = F::kType == DType::kBF16 ? kLayoutQuads : kLayoutPairs;
     }
-    const bool exceptional = Steps<F, kSketching, kCells>(s, &state->extremes, &sums);
-    const uint64_t column = piece.column + uint64_t{done} * kLanes;
-    if (__builtin_expect(exceptional, 0)) AddLarge(piece, done, m, F::kLimit, acc);
+    const bool exceptional = Steps<F, kSketching, kCells>(s, &cursor, &state->extremes, &sums);
+    if (__builtin_expect(exceptional, 0)) AddLarge(piece, done, n, F::kLimit, acc);
     if (F::Lanes::Less(state->extremes.chunk_near, F::Lanes::Set(F::kSmallestNormal)) != 0) {
-      CountSmall<F>(data, m * kLanes, acc);
+      CountSmall<F>(data, n * kLanes, acc);
     }
-    TakeLargest<F>(state->extremes, data, m * kLanes, column, piece, acc);
+    TakeLargest<F>(state->extremes, data, n * kLanes, piece.column + uint64_t{done} * kLanes, piece, acc);
     state->extremes.NextChunk();
     if constexpr (kCells && kSketching != Sketching::kNone) {
-      if (piece.row) AddTo(piece.row->sketch, sums.residues);
-      if (head) AddTo(head->sketch, sums.residues);
-      sums.residues = _mm512_setzero_ps();
+      if (piece.row) AddTo(piece.row->sketch, sums.all_residues);
+      sums.all_residues = _mm512_setzero_ps();
     }
-    done += m;
+    done += n;
   }
-  const double sum_sq = _mm512_reduce_add_pd(_mm512_add_pd(sums.sum_sq[0], sums.sum_sq[1]));
+  const __m512d all_sum_sq = kCells ? sums.all_sum_sq : _mm512_add_pd(sums.sum_sq[0], sums.sum_sq[1]);
+  const double sum_sq = _mm512_reduce_add_pd(all_sum_sq);
   acc->sum += _mm512_reduce_add_pd(_mm512_add_pd(sums.sum[0], sums.sum[1]));
   acc->sum_sq += sum_sq;
   if constexpr (kSketching != Sketching::kNone) {
@@ -618,7 +656,6 @@ void AddStretch(const Piece& piece, uint32_t done, uint32_t n, Cell* head, Piece
       piece.row->sum_sq += sum_sq;
       piece.row->digest += static_cast<uint64_t>(_mm512_reduce_add_epi64(sums.row_digest));
     }
-    if (head) head->sum_sq += sum_sq;
   }
 }
 
@@ -627,24 +664,11 @@ void AddFloats(const Piece& piece, Accumulator* acc) {
   using L = typename F::Lanes;
   PieceState<F> state;
   const bool cells = piece.row != nullptr || piece.heads != nullptr;
-  auto* add = !piece.sketch ? AddStretch<F, Sketching::kNone, true>
-              : acc->matrix
-                  ? (cells ? AddStretch<F, Sketching::kMatrix, true> : AddStretch<F, Sketching::kMatrix, false>)
-              : cells ? AddStretch<F, Sketching::kDirect, true>
-                      : AddStretch<F, Sketching::kDirect, false>;
-  if (piece.heads == nullptr) {
-    add(piece, 0, piece.n_groups, nullptr, &state, acc);
-  } else {
-    uint32_t head = piece.head;
-    uint32_t left = piece.head_left;
-    for (uint32_t done = 0; done < piece.n_groups;) {
-      const uint32_t n = piece.n_groups - done < left ? piece.n_groups - done : left;
-      add(piece, done, n, piece.heads + head, &state, acc);
-      done += n;
-      left = piece.head_groups;
-      head = head + 1 == piece.n_heads ? 0 : head + 1;
-    }
-  }
+  auto* add = !piece.sketch ? AddChunks<F, Sketching::kNone, true>
+              : acc->matrix ? (cells ? AddChunks<F, Sketching::kMatrix, true> : AddChunks<F, Sketching::kMatrix, false>)
+              : cells       ? AddChunks<F, Sketching::kDirect, true>
+                            : AddChunks<F, Sketching::kDirect, false>;
+  add(piece, &state, acc);
   acc->count += uint64_t{piece.n_groups} * kLanes;
   // Extremes of what was not exceptional; the exceptional finite ones were taken in one by one.
   const uint32_t nearest = L::FoldMinUnsigned(state.extremes.near);
