@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <fstream>
 #include <sstream>
 
@@ -98,18 +99,26 @@ TEST(Utf8, IllFormedPartsAreMaximal) {
   EXPECT_EQ(length("\xF0\x9F\x92\xA9"), -4);
 }
 
-// Ids from the `tokenizers` package; tests/parity holds many more strings against it.
-TEST(Tokenizer, IdsAreThoseOfTheReference) {
+// Strings and their ids by the `tokenizers` package (tests/parity/make_tokenizer_cases.py), or those of the file that
+// ASSAY_TOKENIZER_CASES names.
+TEST(TokenizerCases, IdsAndRoundTripsAreThoseOfTheReference) {
+  const char* other = std::getenv("ASSAY_TOKENIZER_CASES");
+  std::ifstream file(other != nullptr ? other : ASSAY_SOURCE_DIR "/tests/parity/tokenizer_cases.json");
+  std::stringstream text;
+  text << file.rdbuf();
+  const auto cases = ParseJson(text.str(), "cases");
+  ASSERT_TRUE(cases.ok()) << cases.status().message();
+  ASSERT_GT(cases->size(), 100u);
   const auto tokenizer = Shipped();
   EXPECT_EQ(tokenizer->vocab_size(), 2048);
-  const Json golden = *ParseJson(
-      R"GOLD([{"text": "In the beginning God created the heaven and the earth.", "ids": [1145, 261, 1798, 1241, 389, 282, 556, 285, 261, 736, 270, 261, 619, 16]}, {"text": "", "ids": []}, {"text": "  two  spaces\n\nand lines ", "ids": [223, 694, 223, 422, 1262, 201, 201, 378, 303, 1161, 223]}, {"text": "don't he'll I'm 'Re", "ids": [70, 286, 9, 86, 311, 9, 278, 305, 9, 79, 223, 9, 52, 71]}, {"text": "And the LORD said unto Moses, 12:34", "ids": [298, 261, 343, 390, 322, 689, 14, 223, 19, 20, 28, 21, 22]}, {"text": "h\u00e9llo \u65e5\u672c \ud83d\udca9 \u00bd", "ids": [74, 130, 105, 278, 81, 223, 165, 248, 101, 165, 253, 108, 223, 175, 256, 243, 105, 223, 129, 124]}, {"text": "aaaaaaaaaaaaaaaa", "ids": [67, 67, 67, 67, 67, 67, 67, 67, 67, 67, 67, 67, 67, 67, 67, 67]}, {"text": "<|begin|>And it came to pass<|end|>", "ids": [0, 298, 356, 474, 291, 601, 1]}, {"text": "\u00a0x\u0085y\tz", "ids": [129, 257, 90, 129, 230, 91, 200, 92]}])GOLD",
-      "golden");
-  for (const Json& entry : golden) {
-    const auto ids = tokenizer->Encode(entry["text"].get<std::string>());
-    ASSERT_TRUE(ids.ok());
+  for (const Json& entry : *cases) {
+    const auto& string = entry["text"].get_ref<const std::string&>();
+    const auto ids = tokenizer->Encode(string);
+    ASSERT_TRUE(ids.ok()) << ids.status().message();
     EXPECT_EQ(*ids, entry["ids"].get<std::vector<int64_t>>()) << entry["text"];
+    EXPECT_EQ(tokenizer->Decode(*ids, false), string);
   }
+  std::printf("%zu strings\n", cases->size());
 }
 
 TEST(Tokenizer, TextSurvivesTheRoundTrip) {

@@ -1,6 +1,6 @@
 """Generates the parity checkpoints and their reference logits with real transformers.
 
-    python tests/parity/make_checkpoints.py OUT [--case NAME ...] [--large]
+    python tests/parity/make_checkpoints.py OUT [--case NAME ...] [--large] [--seed-offset N]
 
 OUT/NAME holds config.json, the weights, and reference.safetensors:
   tokens      i64 [T]     the sequence; parity.json says how many of them are the prompt
@@ -18,6 +18,8 @@ zeros they would hide a bug. Everything runs on the CPU with eager attention and
 
 import argparse
 import contextlib
+import copy
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -99,8 +101,16 @@ def randomise(model, seed):
         tensor.data.copy_(value)
 
 
-def logits_of(path, dtype, tokens, disturb_seed=None):
-    """Logits [T, V] of the checkpoint under `path`."""
+def disturb(model, seed):
+    """Multiplies every weight by 1 + 2^-24 x, x uniform in [-1, 1)."""
+    generator = torch.Generator().manual_seed(seed)
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if tensor.is_floating_point():
+            tensor.mul_(1 + 2**-24 * (2 * torch.rand(tensor.shape, generator=generator, dtype=torch.float64) - 1))
+
+
+def logits_of(path, dtype, tokens, disturb_seeds=()):
+    """Logits [T, V] of the checkpoint under `path`; with seeds, a list: undisturbed, then disturbed by each."""
     wide = dtype == torch.float64
     config = AutoConfig.from_pretrained(path)
     AutoModelForCausalLM._model_mapping[type(config)]  # imports the modelling code, so that in_float64 finds it
@@ -115,14 +125,17 @@ def logits_of(path, dtype, tokens, disturb_seed=None):
                 init = module.compute_default_rope_parameters if kind == "default" else ROPE_INIT_FUNCTIONS[kind]
                 module.inv_freq, module.attention_scaling = init(module.config)
                 assert module.inv_freq.dtype == torch.float64
-        if disturb_seed is not None:
-            generator = torch.Generator().manual_seed(disturb_seed)
-            for tensor in [*model.parameters(), *model.buffers()]:
-                if tensor.is_floating_point():
-                    noise = 2 * torch.rand(tensor.shape, generator=generator, dtype=torch.float64) - 1
-                    tensor.mul_(1 + 2**-24 * noise)
-        with NothingNarrow() if wide else contextlib.nullcontext():
-            return model(input_ids=tokens[None], use_cache=False).logits[0].numpy()
+
+        def forward(m):
+            with NothingNarrow() if wide else contextlib.nullcontext():
+                return m(input_ids=tokens[None], use_cache=False).logits[0].numpy()
+
+        results = [forward(model)]
+        for seed in disturb_seeds:
+            other = copy.deepcopy(model)
+            disturb(other, seed)
+            results.append(forward(other))
+        return results if disturb_seeds else results[0]
 
 
 def to_old_keys(config):
@@ -152,10 +165,10 @@ def fuse_experts(path):
 
 def write_reference(name, model, out, tokens, prompt):
     """Writes reference.safetensors and parity.json of the checkpoint `model` into `out`; returns the latter."""
-    f64 = logits_of(model, torch.float64, tokens)
+    f64, *disturbed = logits_of(model, torch.float64, tokens, disturb_seeds=(10, 11, 12, 13))
     f32 = logits_of(model, torch.float32, tokens)
     scale = np.abs(f64).max()
-    noise = max(np.abs(logits_of(model, torch.float64, tokens, 10 + i) - f64).max() for i in range(4)) / scale
+    noise = max(np.abs(d - f64).max() for d in disturbed) / scale
     error = np.abs(f32 - f64).max() / scale
     if not error < 1e-4:
         sys.exit(f"{name}: float32 and float64 differ by {error:.2e}: a router tie? choose another seed")
@@ -217,6 +230,7 @@ def main():
     parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("--case", action="append", help="only this one (repeatable)")
     parser.add_argument("--large", action="store_true", help="the large ones too")
+    parser.add_argument("--seed-offset", type=int, default=0, help="added to every case's seed: other weights and tokens")
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -227,7 +241,7 @@ def main():
             parser.error(f"no case {name}; there are {', '.join(sorted(known))}")
     for case in CASES:
         if case.name in args.case if args.case else args.large or not case.large:
-            build(case, args.out)
+            build(dataclasses.replace(case, seed=case.seed + args.seed_offset), args.out)
     if not args.case or SHIPPED in args.case:
         build_shipped(args.out)
 
