@@ -208,14 +208,19 @@ bool CheckEvent(const unsigned char* record, uint32_t size_bytes) {
   }
   const uint64_t table_bytes = TableBytes(fixed.n_segments);
   if (table_bytes > size_bytes - segments_at) return false;
+  // Segments may not share bytes: a forged table must not make one segment into millions.
+  uint64_t free_from = segments_at + table_bytes;
   for (uint32_t i = 0; i < fixed.n_segments; ++i) {
-    uint64_t segment_at = segments_at + table_bytes;
+    uint64_t segment_at = free_from;
     if (i > 0) {
       uint32_t entry;
       std::memcpy(&entry, record + segments_at + 4 * uint64_t{i - 1}, 4);
       segment_at = entry;
     }
-    if (segment_at > size_bytes || !CheckSegment(record + segment_at, size_bytes - segment_at)) return false;
+    if (segment_at < free_from || segment_at > size_bytes) return false;
+    const uint64_t segment_bytes = CheckSegment(record + segment_at, size_bytes - segment_at);
+    if (segment_bytes == 0) return false;
+    free_from = segment_at + segment_bytes;
   }
   return true;
 }

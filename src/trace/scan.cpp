@@ -110,7 +110,8 @@ bool RecordScanner::Next(Record* out) {
       const bool cut = header.size_bytes <= format::kMaxRecordBytes && header.size_bytes > limit_ - at &&
                        (header.tag == format::kTagCommitted || header.tag == format::kTagReserved);
       if (cut || !whole_header) {
-        damages_->Add(at, limit_ - at, "torn tail: record cut by the end of the file", true);
+        damages_->Add(at, bytes_.size() - at, "torn tail: record cut by the end of the file", true);
+        torn_ = true;
         return false;
       }
     }

@@ -49,6 +49,8 @@ class RecordScanner {
   bool Next(Record* out);
   // Behind the last record or hole that was understood.
   uint64_t end_of_records() const { return end_of_records_; }
+  // The last record is cut, and that has been reported.
+  bool torn() const { return torn_; }
 
  private:
   bool SaneSize(uint64_t offset, uint64_t size_bytes) const;
@@ -60,6 +62,7 @@ class RecordScanner {
   uint64_t position_;
   uint64_t limit_;
   uint64_t end_of_records_;
+  bool torn_ = false;
   uint64_t resync_budget_;  // bytes that may still be checksummed in vain
   DamageList* damages_;
 };

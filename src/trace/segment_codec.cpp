@@ -163,16 +163,17 @@ unsigned char* EncodeSegment(const Segment& segment, unsigned char* out) {
   return at;
 }
 
-bool CheckSegment(const unsigned char* at, uint64_t available) {
-  if (available < sizeof(SegmentFixed)) return false;
+uint64_t CheckSegment(const unsigned char* at, uint64_t available) {
+  if (available < sizeof(SegmentFixed)) return 0;
   SegmentFixed fixed;
   std::memcpy(&fixed, at, sizeof fixed);
-  if (fixed.fixed_bytes < sizeof(SegmentFixed) || fixed.size_bytes > available) return false;
+  if (fixed.fixed_bytes < sizeof(SegmentFixed) || fixed.size_bytes > available) return 0;
   // Cells of more rows than the segment has would be named as rows that do not exist.
-  if (fixed.n_row_cells != 0 && fixed.n_row_cells != fixed.n_rows) return false;
-  if (fixed.n_row_cells > 0x7fffffffu || fixed.n_head_cells > 0x7fffffffu) return false;
-  return fixed.fixed_bytes + VariableBytes(fixed.flags, fixed.n_row_cells, fixed.n_head_cells, fixed.n_bins) <=
-         fixed.size_bytes;
+  if (fixed.n_row_cells != 0 && fixed.n_row_cells != fixed.n_rows) return 0;
+  if (fixed.n_row_cells > 0x7fffffffu || fixed.n_head_cells > 0x7fffffffu) return 0;
+  const uint64_t needed =
+      fixed.fixed_bytes + VariableBytes(fixed.flags, fixed.n_row_cells, fixed.n_head_cells, fixed.n_bins);
+  return needed <= fixed.size_bytes ? fixed.size_bytes : 0;
 }
 
 SegmentParts PartsOf(const unsigned char* at) {

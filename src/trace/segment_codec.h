@@ -13,8 +13,8 @@ namespace assay::codec {
 uint64_t SegmentSize(const Segment& segment);
 // Returns the first byte behind the segment.
 unsigned char* EncodeSegment(const Segment& segment, unsigned char* out);
-// True when the segment at `at` lies within the `available` bytes that follow.
-bool CheckSegment(const unsigned char* at, uint64_t available);
+// Size of the segment at `at`; 0 unless it lies within the `available` bytes that follow.
+uint64_t CheckSegment(const unsigned char* at, uint64_t available);
 void DecodeSegment(const unsigned char* at, Segment* out);
 
 // Where the parts of a checked segment lie.

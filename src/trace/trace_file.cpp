@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/crc32c.h"
+#include "base/hex.h"
 #include "trace/codec.h"
 #include "trace/scan.h"
 
@@ -37,6 +38,10 @@ Status CheckHeader(std::span<const unsigned char> bytes, const std::string& name
   if (!CrcIsGood(header)) {
     damages->Add(0, sizeof header, "file header: checksum mismatch; read as version 1", false);
     return {};
+  }
+  if (header.major == format::kMajor && header.required_features != 0) {
+    return Status::BadInput(name + ": offset 24: trace uses features 0x" + Hex64(header.required_features) +
+                            " that this assay does not know (install the version that wrote it)");
   }
   if (NeedsNewerReader(bytes)) {
     return Status::BadInput(name + ": offset 8: trace format " + Version(header.major, header.minor) +
@@ -228,8 +233,9 @@ Status IndexTraceFile(std::span<const unsigned char> bytes, const std::string& n
 
   const uint64_t end = scanner.end_of_records();
   if (!index->process.closed) {
-    damages.Add(end, bytes.size() - std::min<uint64_t>(end, bytes.size()),
-                "torn tail: the writer did not close; reserved space without records", true);
+    if (!scanner.torn())
+      damages.Add(end, bytes.size() - std::min<uint64_t>(end, bytes.size()),
+                  "torn tail: the writer did not close; reserved space without records", true);
   } else if (tail > bytes.size()) {
     damages.Add(bytes.size(), tail - bytes.size(), "the file was closed and has been cut since", false);
   }
