@@ -108,7 +108,8 @@ class Model:
                 wide = site("attn.latent_out", wide, "T H c", meta)
                 out = np.einsum("thc,hdc->thd", wide, w_uv)
             out = site("attn.out", out, "T H dv", meta)
-            site("attn.lse", lse, "T H", meta)
+            if self.variant.lse:
+                site("attn.lse", lse, "T H", meta)
             o = site("attn.o_proj", nx.linear(out.reshape(n, -1), w["attn.o_proj"]), "T h")
             x = site("out", x.astype(np.float64) + o, "T h")
         return x

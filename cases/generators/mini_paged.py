@@ -141,7 +141,8 @@ class Paged:
             own = slice(run.row, run.row + run.n)
             out[own], lse[own] = attend(q[own], *keys[i], at[own], table[i], k_pool, v_pool)
         put("out", nx.f32(out), "T H dv", **self.meta)
-        put("lse", nx.f32(lse), "T H", **self.meta)
+        if self.v.lse:
+            put("lse", nx.f32(lse), "T H", **self.meta)
 
     def attend(
         self,

@@ -240,7 +240,8 @@ class Decoder:
             out, lse = self.op("attend", i, attend)(call)
             meta = c.attention_meta()
             out = site("attn.out", out, "T H dv", meta)
-            site("attn.lse", lse, "T H", meta)
+            if self.variant.lse:
+                site("attn.lse", lse, "T H", meta)
             o = site("attn.o_proj", self.linear(out.reshape(n, -1), w["attn.o_proj"]))
             h = self.round(x.astype(np.float64) + o)
             b = site("post_norm", nx.rms_norm(h, w["post_norm"], c.eps), meta={"eps": c.eps})

@@ -36,7 +36,8 @@ EXPECTED = pathlib.Path(__file__).resolve().parent.parent / "expected.json"
 
 @dataclass(frozen=True)
 class Variant:
-    """What may change without changing the answer. size 0 is the default; larger ones make longer sequences."""
+    """What may change without changing the answer. size 0 is the default; larger ones make longer sequences,
+    odd ones record the log-sum-exp of whole attention calls as well."""
 
     seed: int = 1
     size: int = 0
@@ -45,6 +46,11 @@ class Variant:
 
     def rng(self, stream: int = 0) -> np.random.Generator:
         return np.random.default_rng([self.seed, self.size, stream])
+
+    @property
+    def lse(self) -> bool:
+        """Whether whole attention calls return their log-sum-exp too; not every engine's do."""
+        return self.size % 2 == 1
 
     def layer(self, i: int) -> str:
         """Prefix of the i-th recorded layer."""
