@@ -114,7 +114,8 @@ Status Observe(const Settings& settings, const Observation& o, PendingEvent* pen
   if (event.row_axis >= 0) layout.runs = runs;
   layout.full_cols = o.shard.full_cols;
   layout.col_offset = o.shard.col_offset;
-  layout.head_axis = event.head_axis;
+  // Without token rows axis 0 stands in for them, so heads there (weights, "H c dv") get no grid of their own.
+  layout.head_axis = event.row_axis < 0 && event.head_axis == 0 ? -1 : event.head_axis;
   layout.segment_rows = settings.segment_rows;
   MeasureOptions options;
   options.threads = settings.threads;

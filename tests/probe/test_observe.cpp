@@ -58,6 +58,18 @@ TEST(Observe, GivenAxesWinAndMustFitTheRank) {
   EXPECT_EQ(refused.message(), "my.tensor: axes \"T d\" do not fit a tensor of rank 3");
 }
 
+TEST(Observe, HeadsFirstWithoutTokenRowsAreMeasuredWithoutAHeadGrid) {
+  Fixture f("layers.0.attn.W_UV");
+  f.o.axes = "H c dv";
+  f.o.phase = Phase::kLoad;
+  ASSERT_TRUE(f.Run().ok());
+  EXPECT_EQ(f.pending.event.row_axis, -1);
+  EXPECT_EQ(f.pending.event.head_axis, 0);
+  ASSERT_EQ(f.pending.event.segments.size(), 1u);
+  EXPECT_EQ(f.pending.event.segments[0].stats.count, 48u);
+  EXPECT_TRUE(f.pending.event.segments[0].heads.empty());
+}
+
 TEST(Observe, CanonicalAxesOfAnotherRankAreIgnored) {
   Fixture f("layers.0.attn.q");
   f.shape = {6, 8};
