@@ -25,7 +25,7 @@ constexpr FaultDef kFaults[] = {
      "attention-row-tail",
      "KERNEL",
      "layers.N.attn.out",
-     "the prefill kernel handles whole tiles of four query rows; the rest is not written",
+     "the prefill kernel leaves out its last tile of query rows, whole or not",
      {}},
     {FaultId::kPadRead,
      "pad-read",

@@ -147,13 +147,8 @@ void Runner<T>::WriteCache(const StepRows& step, int64_t layer, Rank<T>& rank) {
                          .shard = config_.mla() ? Shard{} : KvHeadShard(rank, 2 * config_.head_dim),
                          .compute = attention_compute_,
                          .meta = meta};
-  if (config_.mla()) {
-    tap_->Record("attn.kv_write", "T c+dr", DenseView(back, {step.rows, width}), where);
-  } else {
-    const int64_t d2 = 2 * config_.head_dim;
-    // d holds key and value of the head.
-    tap_->Record("attn.kv_write", "T H d", DenseView(back, {step.rows, width / d2, d2}), where);
-  }
+  // MLA: latent, then k_pe. Otherwise, for each kv head, its key and its value.
+  tap_->Record("attn.kv_write", "T c+dr", DenseView(back, {step.rows, width}), where);
 }
 
 // The block table as attention reads it.
@@ -298,11 +293,11 @@ void Runner<T>::RecordLse(const StepRows& step, int64_t layer, const Rank<T>& ra
 }
 
 // Rows of a sequence whose output goes nowhere: the kernel returns a fresh buffer and the caller keeps its own, or the
-// kernel handles whole tiles of four query rows only.
+// kernel's tiles of four query rows stop one short of the end.
 template <class T>
 int64_t Runner<T>::RowsWritten(const StepSequence& seq, int64_t layer) const {
   if (fault_.at(FaultId::kDecodeOutputUnwritten, layer) && seq.decode) return 0;
-  if (fault_.at(FaultId::kAttentionTail, layer) && !seq.decode) return seq.n_rows / 4 * 4;
+  if (fault_.at(FaultId::kAttentionTail, layer) && !seq.decode) return (seq.n_rows - 1) / 4 * 4;
   return seq.n_rows;
 }
 
