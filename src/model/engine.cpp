@@ -318,6 +318,7 @@ Result<std::unique_ptr<Engine>> Engine::Create(std::shared_ptr<const Checkpoint>
   // The store is opened with the checkpoint's own config: a fault may need another one.
   ASSAY_ASSIGN_OR_RETURN(impl.store, WeightStore::Open(std::move(checkpoint), config));
   impl.config = config;
+  for (const std::string& note : impl.store->notes()) impl.config.notes.push_back(note);
   impl.options = options;
   ASSAY_RETURN_IF_ERROR(CheckOptions(impl.options, impl.config));
   ASSAY_ASSIGN_OR_RETURN(impl.fault, PlanFault(&impl.options, &impl.config));
