@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
         entry |= {"first_layer": v.first_layer, "fault_layer": v.fault_layer, "checkpoint": bool(rec.files)}
         index.append(entry | {"expected": answers.get(name)})
     target = given.out / "index.json" if given.shuffle is None else given.out.with_name(given.out.name + ".index.json")
-    target.write_text(json.dumps({"schema": "assay.cases.index", "version": 1, "recordings": index}, indent=1) + "\n")
+    target.write_text(json.dumps({"schema": "assay.cases.index/1", "version": 1, "recordings": index}, indent=1) + "\n")
     print(f"{len(index)} recordings in {given.out}, index in {target}", file=sys.stderr)
     return 0
 
