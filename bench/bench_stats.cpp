@@ -156,7 +156,8 @@ std::string SizeName(int64_t bytes) {
   return std::to_string(bytes >> 10) + " KiB";
 }
 
-// What is measured: a flat tensor without token rows, or [T, 32, 128] with segments of 64 rows and both grids.
+// What is measured: a flat tensor without token rows, or [T, 64, 256] (the query of a GLM-5 layer)
+// with segments of 64 rows and both grids.
 struct Case {
   DType dtype;
   int64_t bytes;
@@ -171,9 +172,10 @@ void MeasureCase(const Case& c, const uint8_t* data, std::vector<Segment>* out) 
   LogicalLayout logical;
   Status status;
   if (c.grids) {
-    const int64_t heads = std::min<int64_t>(32, n / 128);
-    const int64_t shape[] = {n / (heads * 128), heads, 128};
-    const int64_t strides[] = {heads * 128, 128, 1};
+    const int64_t d = std::min<int64_t>(n, 256);
+    const int64_t heads = std::clamp<int64_t>(n / 256, 1, 64);
+    const int64_t shape[] = {n / (heads * d), heads, d};
+    const int64_t strides[] = {heads * d, d, 1};
     const RowRun runs[] = {{1, 0, shape[0], 0, false}};
     logical.row_axis = 0;
     logical.head_axis = 1;

@@ -229,6 +229,10 @@ struct Format {
   static constexpr uint32_t kLimit = kLimitBits;
   static constexpr uint32_t kNonfinite = kNonfiniteBits;
   static constexpr uint32_t kSmallestNormal = kNormalBits;
+  // Sums of types of 16 bits or fewer run in float for kFloatSteps steps before they go on in double.
+  static constexpr bool kFloatSums = kBytes < 4;
+  // Float sums of squares need an element of this magnitude or more among a few, or they underflow; 0: cannot happen.
+  static constexpr uint32_t kTiny = 0;
 };
 
 struct F32 : Format<Lanes32, DType::kF32, (127 + 96) << 23, 0x7f800000, 1 << 23> {
@@ -236,7 +240,8 @@ struct F32 : Format<Lanes32, DType::kF32, (127 + 96) << 23, 0x7f800000, 1 << 23>
 };
 
 // The even elements of a quad, then the odd ones.
-struct BF16 : Format<Lanes16, DType::kBF16, (127 + 96) << 7, 0x7f80, 1 << 7> {
+struct BF16 : Format<Lanes16, DType::kBF16, (127 + 60) << 7, 0x7f80, 1 << 7> {
+  static constexpr uint32_t kTiny = (127 - 60) << 7;
   ASSAY_INLINE __m512 Widen(__m512i raw, int v) {
     return _mm512_castsi512_ps(v == 0 ? _mm512_slli_epi32(raw, 16)
                                       : _mm512_and_si512(raw, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
@@ -375,6 +380,23 @@ struct Sums {
   __m512 all_residues = _mm512_setzero_ps();
   Buckets buckets;
 
+  // Of narrow types, added to sum and sum_sq by Spill.
+  __m512 float_sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+  __m512 float_sum_sq[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+
+  ASSAY_KERNEL_INLINE void AddFloat(__m512 x, int chain) {
+    float_sum[chain] = _mm512_add_ps(float_sum[chain], x);
+    float_sum_sq[chain] = _mm512_fmadd_ps(x, x, float_sum_sq[chain]);
+  }
+  ASSAY_KERNEL_INLINE void Spill() {
+    const __m512 all = _mm512_add_ps(float_sum[0], float_sum[1]);
+    const __m512 squares = _mm512_add_ps(float_sum_sq[0], float_sum_sq[1]);
+    sum[0] = _mm512_add_pd(sum[0], _mm512_cvtps_pd(_mm512_castps512_ps256(all)));
+    sum[1] = _mm512_add_pd(sum[1], _mm512_cvtps_pd(_mm512_extractf32x8_ps(all, 1)));
+    sum_sq[0] = _mm512_add_pd(sum_sq[0], _mm512_cvtps_pd(_mm512_castps512_ps256(squares)));
+    sum_sq[1] = _mm512_add_pd(sum_sq[1], _mm512_cvtps_pd(_mm512_extractf32x8_ps(squares, 1)));
+    float_sum[0] = float_sum[1] = float_sum_sq[0] = float_sum_sq[1] = _mm512_setzero_ps();
+  }
   ASSAY_KERNEL_INLINE void Add(__m512 x) { Add(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1)); }
   ASSAY_KERNEL_INLINE void Add(__m256 first, __m256 second) {
     const __m512d low = _mm512_cvtps_pd(first);
@@ -407,6 +429,9 @@ struct HeadCursor {
     }
   }
 };
+
+constexpr uint32_t kUnroll = 2;      // steps between two looks at what is exceptional
+constexpr uint32_t kFloatSteps = 8;  // steps of float sums: 16 additions (bf16) in two chains
 
 // Positions [p, end) of a block; data is position p's; hashes[q] and row_hashes[q] are position q's.
 struct Stretch {
@@ -492,6 +517,8 @@ ASSAY_INLINE bool Steps(const Stretch& s, HeadCursor* cursor, Extremes<F>* extre
         // Halves from memory: a load is cheaper than an extraction.
         const float* floats = reinterpret_cast<const float*>(data);
         sums.Add(_mm256_loadu_ps(floats), _mm256_loadu_ps(floats + 8));
+      } else if constexpr (F::kFloatSums && !kGuard) {
+        sums.AddFloat(x, v & 1);
       } else {
         sums.Add(x);
       }
@@ -540,26 +567,33 @@ ASSAY_INLINE bool Steps(const Stretch& s, HeadCursor* cursor, Extremes<F>* extre
       p += to - from;
       data += (to - from) * kGroupBytes;
     }
-    constexpr uint32_t kUnroll = 2;
-    for (; p + kUnroll * kGroups <= end; p += kUnroll * kGroups, data += kUnroll * 64) {
-      __m512i loaded[kUnroll];
-      __m512i largest = _mm512_setzero_si512();
-      for (uint32_t u = 0; u < kUnroll; ++u) {
-        _mm_prefetch(reinterpret_cast<const char*>(data) + kAhead + 64 * u, _MM_HINT_T0);
-        loaded[u] = _mm512_loadu_si512(data + 64 * u);
-        largest = L::MaxUnsigned(largest, _mm512_and_si512(loaded[u], magnitude));
-      }
-      const bool all_modest = L::Less(largest, limit) == static_cast<typename L::Mask>(~uint64_t{0});
-      if (__builtin_expect(!all_modest, 0)) {
+    while (p + kUnroll * kGroups <= end) {
+      // Up to kFloatSteps steps, then float sums go on in double.
+      const uint32_t far = p + kFloatSteps * kGroups;
+      const uint32_t stop = F::kFloatSums && far < end ? far : end;
+      for (; p + kUnroll * kGroups <= stop; p += kUnroll * kGroups, data += kUnroll * 64) {
+        __m512i loaded[kUnroll];
+        __m512i largest = _mm512_setzero_si512();
+        for (uint32_t u = 0; u < kUnroll; ++u) {
+          _mm_prefetch(reinterpret_cast<const char*>(data) + kAhead + 64 * u, _MM_HINT_T0);
+          loaded[u] = _mm512_loadu_si512(data + 64 * u);
+          largest = L::MaxUnsigned(largest, _mm512_and_si512(loaded[u], magnitude));
+        }
+        constexpr auto kAll = static_cast<typename L::Mask>(~uint64_t{0});
+        bool fast = L::Less(largest, limit) == kAll;
+        if constexpr (F::kTiny != 0) fast = fast && L::Less(largest, L::Set(F::kTiny)) != kAll;
+        if (__builtin_expect(!fast, 0)) {
 #pragma GCC unroll 1
-        for (uint32_t u = 0; u < kUnroll; ++u) masked(p + u * kGroups, data + 64 * u, 0, kGroups);
-        continue;
+          for (uint32_t u = 0; u < kUnroll; ++u) masked(p + u * kGroups, data + 64 * u, 0, kGroups);
+          continue;
+        }
+        extremes.chunk_largest = L::MaxUnsigned(extremes.chunk_largest, largest);
+        for (uint32_t u = 0; u < kUnroll; ++u) {
+          extremes.Take(loaded[u], _mm512_and_si512(loaded[u], magnitude));
+          step.template operator()<false>(p + u * kGroups, data + 64 * u, loaded[u], 0xff);
+        }
       }
-      extremes.chunk_largest = L::MaxUnsigned(extremes.chunk_largest, largest);
-      for (uint32_t u = 0; u < kUnroll; ++u) {
-        extremes.Take(loaded[u], _mm512_and_si512(loaded[u], magnitude));
-        step.template operator()<false>(p + u * kGroups, data + 64 * u, loaded[u], 0xff);
-      }
+      if constexpr (F::kFloatSums) sums.Spill();
     }
 #pragma GCC unroll 1
     for (; p < end; p += kGroups, data += 64) masked(p, data, 0, end - p < kGroups ? end - p : kGroups);

@@ -56,16 +56,21 @@ std::vector<uint8_t> MakeData(DType dtype, int64_t n, Fill fill, uint32_t seed) 
   return bytes;
 }
 
-// Bounds of docs/numerics.md. sum and sum_sq: double additions, n of them at most. Sketch: float32 running sums of at
-// most 256 additions each before they are added in double.
-void ExpectSums(const Stats& got, const Reference& want, const std::string& what) {
+// Bounds of docs/numerics.md. Sums: one rounding in double an addition; vector kernels let float sums of types of 16
+// bits or fewer run for up to 18 additions first. Sketch: float running sums of at most 256 additions, then double.
+double SumBound(DType dtype, double n) {
+  return n * 0x1p-53 + (IsFloat(dtype) && BitsOf(dtype) <= 16 ? 18 * 0x1p-24 : 0);
+}
+
+void ExpectSums(const Stats& got, const Reference& want, DType dtype, const std::string& what) {
   const double n = static_cast<double>(want.stats.count);
   // Random f64 patterns reach 1e308: their sums may leave the range, and then say so by being infinite or NaN.
   if (!std::isfinite(static_cast<double>(want.sum_abs))) return;
-  EXPECT_LE(std::abs(got.sum - static_cast<double>(want.sum)), n * 0x1p-53 * static_cast<double>(want.sum_abs)) << what;
+  EXPECT_LE(std::abs(got.sum - static_cast<double>(want.sum)), SumBound(dtype, n) * static_cast<double>(want.sum_abs))
+      << what;
   if (std::isfinite(static_cast<double>(want.sum_sq))) {
     EXPECT_LE(std::abs(got.sum_sq - static_cast<double>(want.sum_sq)),
-              (n + 1) * 0x1p-53 * static_cast<double>(want.sum_sq))
+              SumBound(dtype, n + 1) * static_cast<double>(want.sum_sq))
         << what;
   }
   for (int k = 0; k < kSketchSize; ++k) {
@@ -76,7 +81,7 @@ void ExpectSums(const Stats& got, const Reference& want, const std::string& what
 }
 
 void ExpectSegment(const Segment& got, const Reference& want, const LogicalLayout& logical,
-                   const MeasureOptions& options, const std::string& what) {
+                   const MeasureOptions& options, DType dtype, const std::string& what) {
   const Stats& a = got.stats;
   const Stats& b = want.stats;
   EXPECT_EQ(a.count, b.count) << what;
@@ -94,7 +99,7 @@ void ExpectSegment(const Segment& got, const Reference& want, const LogicalLayou
     EXPECT_EQ(a.abs_max, b.abs_max) << what;
     EXPECT_EQ(a.abs_max_index, b.abs_max_index) << what;
   }
-  ExpectSums(a, want, what);
+  ExpectSums(a, want, dtype, what);
   if (logical.row_axis >= 0 && options.row_grid) {
     ASSERT_EQ(got.rows.size(), static_cast<size_t>(got.n_rows)) << what;
     for (int64_t r = 0; r < got.n_rows; ++r) {
@@ -107,7 +112,7 @@ void ExpectSegment(const Segment& got, const Reference& want, const LogicalLayou
       const double norm_sq = static_cast<double>(ref.sum_sq);
       if (!std::isfinite(norm_sq)) continue;
       const double n = static_cast<double>(b.count);
-      EXPECT_LE(std::abs(cell.sum_sq - norm_sq), (n + 1) * 0x1p-53 * norm_sq) << what << " row " << r;
+      EXPECT_LE(std::abs(cell.sum_sq - norm_sq), SumBound(dtype, n + 1) * norm_sq) << what << " row " << r;
       for (int k = 0; k < kRowSketchSize; ++k) {
         long double folded = 0;
         for (int q = k; q < kSketchSize; q += kRowSketchSize) folded += ref.sketch[q];
@@ -126,7 +131,7 @@ void ExpectSegment(const Segment& got, const Reference& want, const LogicalLayou
       const double norm_sq = static_cast<double>(ref.sum_sq);
       if (!std::isfinite(norm_sq)) continue;
       const double n = static_cast<double>(b.count);
-      EXPECT_LE(std::abs(cell.sum_sq - norm_sq), (n + 1) * 0x1p-53 * norm_sq) << what << " head " << h;
+      EXPECT_LE(std::abs(cell.sum_sq - norm_sq), SumBound(dtype, n + 1) * norm_sq) << what << " head " << h;
       for (int k = 0; k < kHeadSketchSize; ++k) {
         long double folded = 0;
         for (int q = k; q < kSketchSize; q += kHeadSketchSize) folded += ref.sketch[q];
@@ -150,12 +155,12 @@ void Check(const TensorView& view, const LogicalLayout& logical, const std::stri
       ASSERT_EQ(segments.size(), 1u);
       const int64_t rows = view.rank() >= 2 ? view.shape[0] : 1;
       ExpectSegment(segments[0], MeasureReference(view, logical, 0, 0, rows, logical.row_offset), logical, options,
-                    where);
+                    view.dtype, where);
       continue;
     }
     for (const Segment& s : segments) {
       ExpectSegment(s, MeasureReference(view, logical, s.request, s.first_row, s.n_rows, s.first_position), logical,
-                    options, where + " segment at " + std::to_string(s.first_position));
+                    options, view.dtype, where + " segment at " + std::to_string(s.first_position));
     }
   }
 }
