@@ -60,6 +60,8 @@ def main() -> int:
     for name in SCRIPTS:
         if name in commands:
             commands[name] = [sys.executable, str(HERE / f"{name}.py"), "--program", commands[name][0]]
+    os.environ.setdefault("ASSAY_LIBRARY", str(arguments.build.resolve()))
+    commands["python"] = [sys.executable, str(HERE / "bench_python.py")]
     wanted = [name for name in arguments.only.split(",") if name] or list(commands)
     if unknown := set(wanted) - commands.keys():
         print(f"bench: no benchmark {', '.join(sorted(unknown))}; there are {', '.join(commands)}", file=sys.stderr)
