@@ -17,6 +17,7 @@ constexpr uint64_t kMaxConfigBytes = 16u << 20;
 constexpr int64_t kMaxSize = int64_t{1} << 24;
 constexpr int64_t kMaxHeadSize = int64_t{1} << 16;
 constexpr int64_t kMaxLayers = 4096;
+constexpr int64_t kMaxExperts = int64_t{1} << 16;
 constexpr int64_t kMaxPositions = int64_t{1} << 40;
 
 struct FamilyName {
@@ -334,7 +335,7 @@ void ReadWindow(ConfigReader* r, ModelConfig* config) {
 int64_t ReadExpertCount(ConfigReader* r) {
   int64_t count = 0;
   for (const char* key : {"n_routed_experts", "num_local_experts", "num_experts"}) {
-    const int64_t value = r->Int(key, 0, 1 << 20, 0);
+    const int64_t value = r->Int(key, 0, kMaxExperts, 0);
     r->RefuseIf(count != 0 && value != 0 && value != count, key,
                 "another key of the same meaning says " + std::to_string(count));
     if (value != 0) count = value;
@@ -386,8 +387,8 @@ void ReadRouting(ConfigReader* r, const Defaults& defaults, ModelConfig* config)
     config->norm_topk_eps = 1e-20;
   }
   const bool grouped = !v2 || method == "group_limited_greedy";
-  const int64_t groups = r->Int("n_group", 1, 1 << 20, defaults.n_group);
-  const int64_t kept = r->Int("topk_group", 1, 1 << 20, defaults.topk_group);
+  const int64_t groups = r->Int("n_group", 1, kMaxExperts, defaults.n_group);
+  const int64_t kept = r->Int("topk_group", 1, kMaxExperts, defaults.topk_group);
   if (!grouped) return;
   config->n_group = groups;
   config->topk_group = kept;
@@ -411,7 +412,7 @@ void ReadMoe(ConfigReader* r, const Defaults& defaults, ModelConfig* config) {
     return;
   }
   if (config->n_routed_experts == 0) {
-    r->Int("n_routed_experts", 1, 1 << 20);  // reports it as missing
+    r->Int("n_routed_experts", 1, kMaxExperts);  // reports it as missing
     return;
   }
   config->n_experts_per_tok = r->Int("num_experts_per_tok", 1, config->n_routed_experts);

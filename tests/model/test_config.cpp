@@ -88,6 +88,66 @@ TEST(Config, AbsentKeysTakeTheFamilysDefaults) {
   EXPECT_TRUE(glm4.sandwich_norm && glm4.rope.interleaved && glm4.attention_bias);
 }
 
+// config.json of published checkpoints, whole: none of their keys may be refused or unknown.
+TEST(Config, PublishedConfigsAreReadWithoutSurprise) {
+  const ModelConfig v3 = Good(
+      R"({"architectures":["DeepseekV3ForCausalLM"],"attention_bias":false,"attention_dropout":0.0,
+      "auto_map":{"AutoConfig":"configuration_deepseek.DeepseekV3Config"},"aux_loss_alpha":0.001,"bos_token_id":0,
+      "eos_token_id":1,"ep_size":1,"first_k_dense_replace":3,"hidden_act":"silu","hidden_size":7168,
+      "initializer_range":0.02,"intermediate_size":18432,"kv_lora_rank":512,"max_position_embeddings":163840,
+      "model_type":"deepseek_v3","moe_intermediate_size":2048,"moe_layer_freq":1,"n_group":8,"n_routed_experts":256,
+      "n_shared_experts":1,"norm_topk_prob":true,"num_attention_heads":128,"num_experts_per_tok":8,
+      "num_hidden_layers":61,"num_key_value_heads":128,"num_nextn_predict_layers":1,"pretraining_tp":1,
+      "q_lora_rank":1536,"qk_nope_head_dim":128,"qk_rope_head_dim":64,
+      "quantization_config":{"activation_scheme":"dynamic","fmt":"e4m3","quant_method":"fp8",
+      "weight_block_size":[128,128]},"rms_norm_eps":1e-06,"rope_scaling":{"beta_fast":32,"beta_slow":1,"factor":40,
+      "mscale":1.0,"mscale_all_dim":1.0,"original_max_position_embeddings":4096,"type":"yarn"},"rope_theta":10000,
+      "routed_scaling_factor":2.5,"scoring_func":"sigmoid","seq_aux":true,"tie_word_embeddings":false,"topk_group":4,
+      "topk_method":"noaux_tc","torch_dtype":"bfloat16","transformers_version":"4.33.1","use_cache":true,
+      "v_head_dim":128,"vocab_size":129280})",
+      {"quantization_config=null"});
+  EXPECT_EQ(v3.notes, (std::vector<std::string>{"the 1 draft (MTP) layer(s) are left out"}));
+  EXPECT_NEAR(SoftmaxScale(v3), std::pow(192, -0.5) * 1.3688879454113936 * 1.3688879454113936, 1e-15);
+  EXPECT_EQ(MakeRopeTable(v3).scaling, 1.0);
+
+  const ModelConfig llama = Good(
+      R"({"architectures":["LlamaForCausalLM"],"attention_bias":false,"attention_dropout":0.0,"bos_token_id":128000,
+      "eos_token_id":[128001,128008,128009],"hidden_act":"silu","hidden_size":4096,"initializer_range":0.02,
+      "intermediate_size":14336,"max_position_embeddings":131072,"mlp_bias":false,"model_type":"llama",
+      "num_attention_heads":32,"num_hidden_layers":32,"num_key_value_heads":8,"pretraining_tp":1,"rms_norm_eps":1e-05,
+      "rope_scaling":{"factor":8.0,"low_freq_factor":1.0,"high_freq_factor":4.0,
+      "original_max_position_embeddings":8192,"rope_type":"llama3"},"rope_theta":500000.0,
+      "tie_word_embeddings":false,"torch_dtype":"bfloat16","transformers_version":"4.42.3","use_cache":true,
+      "vocab_size":128256})");
+  EXPECT_TRUE(llama.notes.empty());
+  EXPECT_EQ(llama.eos_token_ids.size(), 3u);
+  EXPECT_EQ(llama.head_dim, 128);
+
+  const ModelConfig qwen2 = Good(
+      R"({"architectures":["Qwen2ForCausalLM"],"attention_dropout":0.0,"bos_token_id":151643,"eos_token_id":151645,
+      "hidden_act":"silu","hidden_size":3584,"initializer_range":0.02,"intermediate_size":18944,
+      "max_position_embeddings":32768,"max_window_layers":28,"model_type":"qwen2","num_attention_heads":28,
+      "num_hidden_layers":28,"num_key_value_heads":4,"rms_norm_eps":1e-06,"rope_theta":1000000.0,
+      "sliding_window":131072,"tie_word_embeddings":false,"torch_dtype":"bfloat16","transformers_version":"4.43.1",
+      "use_cache":true,"use_sliding_window":false,"vocab_size":152064})");
+  EXPECT_TRUE(qwen2.notes.empty());
+  EXPECT_EQ(qwen2.sliding_window, 0);
+
+  const ModelConfig qwen3_moe = Good(
+      R"({"architectures":["Qwen3MoeForCausalLM"],"attention_bias":false,"attention_dropout":0.0,
+      "bos_token_id":151643,"decoder_sparse_step":1,"eos_token_id":151645,"head_dim":128,"hidden_act":"silu",
+      "hidden_size":2048,"initializer_range":0.02,"intermediate_size":6144,"max_position_embeddings":40960,
+      "max_window_layers":48,"mlp_only_layers":[],"model_type":"qwen3_moe","moe_intermediate_size":768,
+      "norm_topk_prob":true,"num_attention_heads":32,"num_experts":128,"num_experts_per_tok":8,
+      "num_hidden_layers":48,"num_key_value_heads":4,"output_router_logits":false,"rms_norm_eps":1e-06,
+      "rope_scaling":null,"rope_theta":1000000.0,"router_aux_loss_coef":0.001,"sliding_window":null,
+      "tie_word_embeddings":false,"torch_dtype":"bfloat16","transformers_version":"4.51.0","use_cache":true,
+      "use_sliding_window":false,"vocab_size":151936})");
+  EXPECT_TRUE(qwen3_moe.notes.empty());
+  EXPECT_EQ(qwen3_moe.n_routed_experts, 128);
+  EXPECT_TRUE(qwen3_moe.qk_norm);
+}
+
 TEST(Config, KimiK2IsDeepseekV3) {
   const ModelConfig kimi = Good(kMla, {"model_type=kimi_k2"});
   EXPECT_EQ(kimi.family, Family::kDeepseekV3);
