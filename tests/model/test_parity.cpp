@@ -120,8 +120,9 @@ class Parity : public testing::TestWithParam<fs::path> {
     return text;
   }
 
-  // Runs the whole sequence: the prompt prefilled, the rest decoded token by token. Logits of every row.
-  std::vector<double> Run(EngineOptions options) {
+  // Runs the whole sequence: the prompt prefilled, the rest decoded token by token. Logits of every row. beside:
+  // another request is in every batch, one that is longer and ends later.
+  std::vector<double> Run(EngineOptions options, bool beside = false) {
     const auto& tokens = reference_.tokens;
     const auto split = tokens.begin() + static_cast<ptrdiff_t>(reference_.prompt);
     std::vector<double> logits(reference_.logits.size(), std::numeric_limits<double>::quiet_NaN());
@@ -133,19 +134,22 @@ class Parity : public testing::TestWithParam<fs::path> {
       ADD_FAILURE() << engine.status().message();
       return logits;
     }
-    const auto sink = [&](int64_t, int64_t position, std::span<const double> row) {
-      if (position < static_cast<int64_t>(tokens.size()) && row.size() == reference_.vocab) {
+    const auto sink = [&](int64_t request, int64_t position, std::span<const double> row) {
+      if (request == 0 && position < static_cast<int64_t>(tokens.size()) && row.size() == reference_.vocab) {
         std::copy(row.begin(), row.end(), logits.begin() + position * static_cast<int64_t>(reference_.vocab));
       }
     };
     const PromptInput prompt{{tokens.begin(), split}, {split, tokens.end()}};
-    const auto generated = (*engine)->Generate({prompt}, nullptr, sink);
+    std::vector<PromptInput> prompts = {prompt};
+    if (beside) prompts.push_back({{tokens.rbegin(), tokens.rend()}, {}});
+    const auto generated = (*engine)->Generate(prompts, nullptr, sink);
     if (!generated.ok()) ADD_FAILURE() << generated.status().message();
     return logits;
   }
 
-  void ExpectAgrees(const char* what, const EngineOptions& options, double tolerance) {
-    const double error = reference_.ErrorOf(Run(options));
+  void ExpectAgrees(const std::string& name, const EngineOptions& options, double tolerance, bool beside = false) {
+    const char* what = name.c_str();
+    const double error = reference_.ErrorOf(Run(options, beside));
     std::printf("parity %-28s %-28s error %.2e  tolerance %.2e\n", GetParam().filename().c_str(), what, error,
                 tolerance);
     EXPECT_LE(error, tolerance) << what;
@@ -160,16 +164,17 @@ class Parity : public testing::TestWithParam<fs::path> {
       EngineOptions options;
       options.path = path;
       options.dtype = dtype;
-      ExpectAgrees(name.c_str(), options, tolerance);
+      ExpectAgrees(name, options, tolerance);
       options.chunk = 5;
       options.block_size = 4;
-      ExpectAgrees((name + ", chunks of 5").c_str(), options, tolerance);
+      ExpectAgrees(name + ", chunks of 5", options, tolerance);
+      ExpectAgrees(name + ", beside another", options, tolerance, true);
       options.chunk = 0;
       options.shards = 2;
-      ExpectAgrees((name + ", 2 shards").c_str(), options, tolerance);
+      ExpectAgrees(name + ", 2 shards", options, tolerance);
       options.shards = most_shards;
       options.stream = true;
-      ExpectAgrees((name + ", " + std::to_string(most_shards) + " shards").c_str(), options, tolerance);
+      ExpectAgrees(name + ", " + std::to_string(most_shards) + " shards", options, tolerance);
     }
   }
 
