@@ -84,8 +84,8 @@ def logits_stored_in_bfloat16(rec: Recording, v: Variant, faulty: bool) -> None:
 
 @case("B095")
 def experts_summed_in_bfloat16(rec: Recording, v: Variant, faulty: bool) -> None:
-    """Eight experts a row whose results cancel: summed in bfloat16 term by term, the small rest is lost."""
-    cfg = Config(experts=16, top_k=8, round_to="bf16", factor=8.0)
+    """Sixteen experts a row whose results cancel: summed in bfloat16 term by term, the small rest is lost."""
+    cfg = Config(experts=32, top_k=16, round_to="bf16", factor=16.0)
 
     def combine(back: np.ndarray, weights: np.ndarray) -> np.ndarray:
         total = np.zeros(back[:, 0].shape, np.float32)
@@ -93,7 +93,7 @@ def experts_summed_in_bfloat16(rec: Recording, v: Variant, faulty: bool) -> None
             total = nx.bf16(total + nx.bf16(back[:, j] * weights[:, j, None]))
         return total
 
-    mini_moe.layers(rec, v, cfg, {"combine": combine} if faulty else None)
+    mini_moe.layers(rec, v, cfg, {"combine": combine} if faulty else None, (31, 19))
 
 
 @case("B126")
