@@ -30,7 +30,7 @@ import safetensors.torch
 import tokenizers
 import torch
 import transformers
-from cases import CASES, Case
+from parity_cases import CASES, Case
 from safetensors.numpy import save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from cases import CASES
+from parity_cases import CASES
 from safetensors.numpy import load_file
 
 COMMITTED = pathlib.Path(__file__).parent / "checkpoints"
