@@ -90,7 +90,7 @@ int PrintFaults(bool json) {
     entry["name"] = std::string(f.name);
     entry["class"] = std::string(f.cls);
     entry["first_bad"] = std::string(f.first_bad);
-    entry["needs"] = DescribeNeeds(f.needs);
+    entry["needs"] = ListNeeds(f.needs);
     entry["what"] = std::string(f.what);
     out["faults"].push_back(std::move(entry));
   }

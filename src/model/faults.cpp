@@ -98,12 +98,10 @@ Status SetUp(const FaultDef& def, EngineOptions* options, ModelConfig* config) {
 
 }  // namespace
 
-std::string DescribeNeeds(const FaultNeeds& needs) {
-  std::string out;
-  const auto add = [&](bool wanted, const std::string& text) {
-    if (!wanted) return;
-    if (!out.empty()) out.append("; ");
-    out.append(text);
+std::vector<std::string> ListNeeds(const FaultNeeds& needs) {
+  std::vector<std::string> out;
+  const auto add = [&](bool wanted, std::string text) {
+    if (wanted) out.push_back(std::move(text));
   };
   add(!needs.path.empty(), "path " + std::string(needs.path));
   add(needs.shards > 1, "shards >= " + std::to_string(needs.shards));
@@ -124,6 +122,15 @@ std::string DescribeNeeds(const FaultNeeds& needs) {
   add(needs.layers == LayerKind::kMla, "MLA");
   add(needs.layers == LayerKind::kMoe, "a MoE layer");
   add(needs.layers == LayerKind::kDense, "a dense FFN layer");
+  return out;
+}
+
+std::string DescribeNeeds(const FaultNeeds& needs) {
+  std::string out;
+  for (const std::string& need : ListNeeds(needs)) {
+    if (!out.empty()) out.append("; ");
+    out.append(need);
+  }
   return out;
 }
 

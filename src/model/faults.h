@@ -141,7 +141,8 @@ struct FaultDef {
 
 std::span<const FaultDef> AllFaults();
 const FaultDef* FindFault(std::string_view name);  // nullptr when unknown
-// "path=absorbed shards=2 …"; "" when the fault needs nothing.
+// One phrase a need, "path absorbed", "shards >= 2"; the same joined by semicolons, "" when nothing is needed.
+std::vector<std::string> ListNeeds(const FaultNeeds& needs);
 std::string DescribeNeeds(const FaultNeeds& needs);
 
 // What a run plants. layer -1: in every layer.

@@ -1,6 +1,8 @@
 // Every planted fault, in every layer where it can be planted: the trace of the faulty run differs from its clean
 // twin's at the site that the table names, and at nothing that comes before it.
 #include <algorithm>
+#include <fstream>
+#include <iterator>
 #include <set>
 #include <string>
 #include <tuple>
@@ -107,6 +109,18 @@ TEST(Faults, NamesAreUniqueAndSitesAreCanonical) {
     EXPECT_TRUE(weight || ParseSiteName(site).def != nullptr) << def.first_bad;
   }
   EXPECT_GE(names.size(), 25u);
+}
+
+TEST(Faults, DocumentationHasEveryRow) {
+  std::ifstream file(std::string(ASSAY_SOURCE_DIR) + "/docs/faults.md");
+  const std::string page((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  for (const FaultDef& def : AllFaults()) {
+    const std::string needs = DescribeNeeds(def.needs);
+    const std::string row = "| `" + std::string(def.name) + "` | " + std::string(def.cls) + " | `" +
+                            std::string(def.first_bad) + "` | " + std::string(def.what) + " | " +
+                            (needs.empty() ? "–" : needs) + " |";
+    EXPECT_NE(page.find(row), std::string::npos) << row;
+  }
 }
 
 TEST(Faults, UnknownNameSuggestsTheNearest) {

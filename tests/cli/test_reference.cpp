@@ -1,0 +1,141 @@
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "cli/run_program.h"
+#include "io/json.h"
+
+namespace assay::testing {
+namespace {
+
+const std::string kModel = std::string(ASSAY_SOURCE_DIR) + "/models/kjv-mla-10m";
+const std::string kPrompt = "In the beginning God created the heaven and the earth";
+
+Output Reference(std::vector<std::string> arguments, const std::vector<std::string>& environment = {}) {
+  arguments.insert(arguments.begin(), {"reference", kModel});
+  return RunAssay(arguments, environment);
+}
+
+Json Parse(const Output& run) {
+  EXPECT_EQ(run.exit_code, 0) << run.err;
+  Result<Json> json = ParseJson(run.out, "stdout");
+  EXPECT_TRUE(json.ok()) << json.status().message() << "\n" << run.out;
+  return json.ok() ? *json : Json();
+}
+
+class ReferenceCommand : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = (std::filesystem::temp_directory_path() / "assay-reference-XXXXXX").string();
+    folder_ = mkdtemp(name.data());
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+  std::string Folder(const std::string& name) const { return folder_ + "/" + name; }
+
+ private:
+  std::string folder_;
+};
+
+TEST_F(ReferenceCommand, TextIsTheSameOnBothPaths) {
+  const Output a = Reference({"--prompt", kPrompt, "--max-tokens", "12", "--ignore-eos"});
+  const Output b = Reference({"--prompt", kPrompt, "--max-tokens", "12", "--ignore-eos", "--path", "absorbed"});
+  EXPECT_EQ(a.exit_code, 0) << a.err;
+  EXPECT_GT(a.out.size(), 20u);
+  EXPECT_EQ(a.out, b.out);
+  EXPECT_NE(a.err.find("ms a token"), std::string::npos);
+}
+
+TEST_F(ReferenceCommand, JsonHoldsRunRequestsAndFigures) {
+  const Json json = Parse(Reference(
+      {"--prompt", kPrompt, "--tokens", "5,6 7", "--max-tokens", "3", "--ignore-eos", "--json", "--shards", "2"}));
+  EXPECT_EQ(json["schema"], "assay.reference/1");
+  EXPECT_EQ(json["run"]["shards"], "2");
+  EXPECT_EQ(json["run"]["model"], "kjv-mla-10m");
+  ASSERT_EQ(json["requests"].size(), 2u);
+  EXPECT_EQ(json["requests"][0]["prompt"], kPrompt);
+  EXPECT_EQ(json["requests"][1]["prompt_tokens"], Json({5, 6, 7}));
+  EXPECT_EQ(json["requests"][1]["tokens"].size(), 3u);
+  EXPECT_FALSE(json["requests"][1]["text"].get<std::string>().empty());
+  EXPECT_EQ(json["stats"]["decode_tokens"], 4);
+}
+
+TEST_F(ReferenceCommand, FaultListIsCompleteJson) {
+  const Json json = Parse(Reference({"--list-faults", "--json"}));
+  EXPECT_EQ(json["schema"], "assay.faults/1");
+  EXPECT_GE(json["faults"].size(), 25u);
+  for (const Json& fault : json["faults"]) {
+    for (const char* key : {"name", "class", "first_bad"}) EXPECT_FALSE(fault[key].get<std::string>().empty());
+    EXPECT_TRUE(fault["needs"].is_array());
+  }
+  EXPECT_EQ(RunAssay({"reference", "--list-faults"}).exit_code, 0);  // needs no model
+}
+
+TEST_F(ReferenceCommand, LikeFollowsTheTokensOfAnotherRun) {
+  const std::string trace = Folder("sampled");
+  const Json sampled = Parse(Reference({"--prompt", kPrompt, "--max-tokens", "8", "--temperature", "1.5", "--seed", "4",
+                                        "--ignore-eos", "--trace", trace, "--tokens-in-trace", "--json"}));
+  const Json greedy = Parse(Reference({"--prompt", kPrompt, "--max-tokens", "8", "--ignore-eos", "--json"}));
+  ASSERT_NE(sampled["requests"][0]["tokens"], greedy["requests"][0]["tokens"]);
+  const Json followed = Parse(Reference({"--prompt", kPrompt, "--max-tokens", "8", "--like", trace, "--json"}));
+  EXPECT_EQ(followed["requests"][0]["tokens"], sampled["requests"][0]["tokens"]);
+  const Json without_prompt = Parse(Reference({"--max-tokens", "8", "--like", trace, "--json"}));
+  EXPECT_EQ(without_prompt["requests"][0]["tokens"], sampled["requests"][0]["tokens"]);
+}
+
+TEST_F(ReferenceCommand, LikeWithoutStoredTokensSaysHowToStoreThem) {
+  const std::string trace = Folder("plain");
+  ASSERT_EQ(Reference({"--prompt", kPrompt, "--max-tokens", "2", "--trace", trace}).exit_code, 0);
+  const Output run = Reference({"--prompt", kPrompt, "--like", trace});
+  EXPECT_EQ(run.exit_code, 3);
+  EXPECT_NE(run.err.find("--tokens-in-trace"), std::string::npos) << run.err;
+  EXPECT_EQ(Reference({"--prompt", kPrompt, "--like", Folder("absent")}).exit_code, 3);
+}
+
+TEST_F(ReferenceCommand, LayersTakeTheirInputFromAPayload) {
+  const std::string trace = Folder("payload");
+  const Json whole =
+      Parse(Reference({"--prompt", kPrompt, "--max-tokens", "1", "--trace", trace, "--level", "payload", "--json"}));
+  const Json rest =
+      Parse(Reference({"--prompt", kPrompt, "--max-tokens", "1", "--layers", "2:", "--input", trace, "--json"}));
+  EXPECT_EQ(whole["requests"][0]["tokens"], rest["requests"][0]["tokens"]);
+  EXPECT_EQ(Reference({"--prompt", kPrompt, "--layers", "2:4"}).exit_code, 2);
+  EXPECT_EQ(Reference({"--prompt", "Another prompt", "--layers", "2:4", "--input", trace}).exit_code, 3);
+}
+
+TEST_F(ReferenceCommand, DefaultTraceHoldsNoTokenIds) {
+  const std::string trace = Folder("private");
+  ASSERT_EQ(Reference({"--prompt", kPrompt, "--max-tokens", "2", "--trace", trace}).exit_code, 0);
+  EXPECT_FALSE(std::filesystem::exists(trace + "/payloads"));
+  EXPECT_EQ(Reference({"--like", trace}).exit_code, 3);
+}
+
+TEST_F(ReferenceCommand, ErrorsHaveTheRightExitCode) {
+  EXPECT_EQ(RunAssay({"reference"}).exit_code, 2);
+  EXPECT_EQ(Reference({}).exit_code, 2);  // no prompt
+  EXPECT_EQ(Reference({"--tokens", "1,x"}).exit_code, 2);
+  EXPECT_EQ(Reference({"--tokens", "99999"}).exit_code, 2);
+  EXPECT_EQ(Reference({"--prompt", kPrompt, "--path", "sideways"}).exit_code, 2);
+  EXPECT_EQ(Reference({"--prompt", kPrompt, "--layers", "1-2"}).exit_code, 2);
+  EXPECT_EQ(Reference({"--prompt", kPrompt, "--batch", "--sequential"}).exit_code, 2);
+  EXPECT_EQ(Reference({"--prompt", kPrompt, "--fault", "no-such-fault"}).exit_code, 2);
+  EXPECT_EQ(Reference({"--tokens", "5,6", "--fault", "window-off-by-one", "--max-tokens", "2"}).exit_code, 2);
+  EXPECT_EQ(Reference({"--prompt", kPrompt}, {"ASSAY_LEVLE=stats"}).exit_code, 2);
+  EXPECT_EQ(RunAssay({"reference", Folder("nothing"), "--tokens", "1"}).exit_code, 3);
+  EXPECT_EQ(Reference({"--prompt", kPrompt, "--trace", "/proc/no/such/folder"}).exit_code, 4);
+}
+
+TEST_F(ReferenceCommand, DamagedCheckpointIsNamedWithItsFile) {
+  const std::string copy = Folder("copy");
+  std::filesystem::copy(kModel, copy);
+  std::filesystem::resize_file(copy + "/model-00002-of-00002.safetensors", 5000000);
+  const Output run = RunAssay({"reference", copy, "--tokens", "1"});
+  EXPECT_EQ(run.exit_code, 3);
+  EXPECT_NE(run.err.find("model-00002-of-00002.safetensors"), std::string::npos) << run.err;
+}
+
+}  // namespace
+}  // namespace assay::testing
