@@ -1,13 +1,17 @@
 // The driver: cuts the view into segments, rows and contiguous pieces, and hands those to a kernel.
 #include "stats/measure.h"
 
+#include <pthread.h>
+
 #include <algorithm>
+#include <atomic>
 #include <string>
 
 #include "stats/float_environment.h"
 #include "stats/histogram.h"
 #include "stats/kernel.h"
 #include "stats/layout.h"
+#include "stats/sketch_math.h"
 #include "tensor/decode.h"
 
 namespace assay {
@@ -144,27 +148,44 @@ void FinishHead(const Cell& cell, HeadCell* out) {
   std::copy(cell.sketch, cell.sketch + kHeadSketchSize, out->sketch.begin());
 }
 
-// Measures view rows [first_row, first_row + n_rows), which are logical rows first_t, first_t + 1, ..., into *segment.
-void MeasureSegment(const Layout& layout, const Kernel& kernel, const MeasureOptions& options, int64_t first_row,
-                    int64_t n_rows, int64_t first_t, bool row_grid, Scratch* scratch, Segment* segment) {
+// A rectangle of one segment: view rows [first_row, first_row + n_rows), which are logical rows first_t, first_t + 1,
+// ..., and local columns [col, end).
+struct Part {
+  int64_t first_row;
+  int64_t n_rows;
+  int64_t first_t;
+  int64_t col;
+  int64_t end;
+};
+
+// What is the same for all parts of a call.
+struct Call {
+  const Layout* layout;
+  const Kernel* kernel;
+  const MeasureOptions* options;
+  bool row_grid;
+};
+
+// Measures a part into *out, whose request is set: stats but for the histogram, rows (n_rows of them) and heads.
+void MeasurePart(const Call& call, const Part& part, Scratch* scratch, Segment* out) {
+  const Layout& layout = *call.layout;
   Accumulator acc;
-  if (layout.cols > 0 && n_rows >= (kMatrixElements + layout.cols - 1) / layout.cols) {
-    acc.matrix = scratch->ZeroMatrix();
-  }
-  std::vector<Cell> heads(options.head_grid ? static_cast<size_t>(layout.n_heads) : 0);
-  RowTask task{&layout,         &kernel, segment->request, options.sketch, heads.empty() ? nullptr : heads.data(),
+  const int64_t cols = part.end - part.col;
+  if (cols > 0 && part.n_rows >= (kMatrixElements + cols - 1) / cols) acc.matrix = scratch->ZeroMatrix();
+  std::vector<Cell> heads(call.options->head_grid ? static_cast<size_t>(layout.n_heads) : 0);
+  RowTask task{&layout,         call.kernel, out->request, call.options->sketch, heads.empty() ? nullptr : heads.data(),
                &scratch->stage, &acc};
-  if (row_grid) segment->rows.resize(static_cast<size_t>(n_rows));
-  for (int64_t k = 0; k < n_rows; ++k) {
+  out->rows.resize(call.row_grid ? static_cast<size_t>(part.n_rows) : 0);
+  for (int64_t k = 0; k < part.n_rows; ++k) {
     Cell cell;
-    MeasureRow(task, first_row + k, static_cast<uint64_t>(first_t + k), 0, layout.cols, row_grid ? &cell : nullptr);
-    if (row_grid) FinishRow(cell, &segment->rows[static_cast<size_t>(k)]);
+    MeasureRow(task, part.first_row + k, static_cast<uint64_t>(part.first_t + k), part.col, part.end,
+               call.row_grid ? &cell : nullptr);
+    if (call.row_grid) FinishRow(cell, &out->rows[static_cast<size_t>(k)]);
   }
-  kernel.flush(&acc);
-  Finish(acc, layout.digest_split && n_rows > 0, &segment->stats);
-  segment->heads.resize(heads.size());
-  for (size_t h = 0; h < heads.size(); ++h) FinishHead(heads[h], &segment->heads[h]);
-  SampleHistogram(layout, first_row, n_rows, &segment->stats);
+  call.kernel->flush(&acc);
+  Finish(acc, layout.digest_split && part.n_rows > 0, &out->stats);
+  out->heads.resize(heads.size());
+  for (size_t h = 0; h < heads.size(); ++h) FinishHead(heads[h], &out->heads[h]);
 }
 
 int64_t FloorDivide(int64_t a, int64_t b) { return a / b - (a % b < 0); }
@@ -200,6 +221,101 @@ Status PlanSegments(const Layout& layout, const LogicalLayout& logical, std::vec
   return {};
 }
 
+// --- Threads ---------------------------------------------------------------------------------------------------------
+
+// Elements of a part below which another thread does not pay.
+constexpr int64_t kPartElements = int64_t{1} << 17;
+
+struct PartResult {
+  size_t segment;
+  Part part;
+  Segment result;
+};
+
+// Cuts the segments' parts, at rows or, in one long row, at groups, into pieces of about `target` elements.
+std::vector<PartResult> CutParts(const Layout& layout, const std::vector<Part>& wholes, int64_t target) {
+  std::vector<PartResult> out;
+  for (size_t s = 0; s < wholes.size(); ++s) {
+    const Part& whole = wholes[s];
+    if (whole.n_rows > 1) {
+      const int64_t step = std::max<int64_t>(1, target / std::max<int64_t>(1, layout.cols));
+      for (int64_t done = 0; done < whole.n_rows; done += step) {
+        const int64_t n = std::min(step, whole.n_rows - done);
+        out.push_back({s, {whole.first_row + done, n, whole.first_t + done, whole.col, whole.end}, {}});
+      }
+      continue;
+    }
+    for (int64_t col = whole.col; col < whole.end;) {
+      // Ends of pieces are ends of groups, or digests would not add up.
+      const int64_t left = whole.end - col;
+      const int64_t end = left <= target ? whole.end : col + target - (layout.col_offset + col + target) % kLanes;
+      out.push_back({s, {whole.first_row, whole.n_rows, whole.first_t, col, end}, {}});
+      col = end;
+    }
+  }
+  return out;
+}
+
+void AddPart(const PartResult& from, const Part& whole, Segment* to) {
+  MergeStats(from.result.stats, &to->stats);
+  const size_t first = static_cast<size_t>(from.part.first_row - whole.first_row);
+  for (size_t r = 0; r < from.result.rows.size(); ++r) {
+    const RowCell& cell = from.result.rows[r];
+    RowCell& sum = to->rows[first + r];
+    sum.sum_sq += cell.sum_sq;
+    sum.digest += cell.digest;
+    sum.nonfinite += cell.nonfinite;
+    AddSketch(cell.sketch, sum.sketch);
+  }
+  for (size_t h = 0; h < from.result.heads.size(); ++h) {
+    to->heads[h].sum_sq += from.result.heads[h].sum_sq;
+    to->heads[h].nonfinite += from.result.heads[h].nonfinite;
+    AddSketch(from.result.heads[h].sketch, to->heads[h].sketch);
+  }
+}
+
+struct Crew {
+  const Call* call;
+  std::vector<PartResult>* parts;
+  std::atomic<size_t> next{0};
+};
+
+void* Work(void* argument) {
+  Crew* crew = static_cast<Crew*>(argument);
+  const FloatEnvironment environment;
+  Scratch scratch;
+  for (;;) {
+    const size_t k = crew->next.fetch_add(1, std::memory_order_relaxed);
+    if (k >= crew->parts->size()) return nullptr;
+    PartResult& part = (*crew->parts)[k];
+    MeasurePart(*crew->call, part.part, &scratch, &part.result);
+  }
+}
+
+// Parts are cut by their number alone and added in their order: a result depends on options.threads, never on timing.
+void MeasureWithThreads(const Call& call, const std::vector<Part>& wholes, int64_t n_elements,
+                        std::vector<Segment>* segments) {
+  const int threads = std::min(call.options->threads, 256);
+  std::vector<PartResult> parts =
+      CutParts(*call.layout, wholes, std::max(kPartElements, n_elements / (4 * int64_t{threads})));
+  for (PartResult& part : parts) part.result.request = (*segments)[part.segment].request;
+  Crew crew{&call, &parts};
+  std::vector<pthread_t> others;
+  for (int k = 1; k < threads && static_cast<size_t>(k) < parts.size(); ++k) {
+    pthread_t thread;
+    if (pthread_create(&thread, nullptr, Work, &crew) != 0) break;  // no more to be had: fewer do it too
+    others.push_back(thread);
+  }
+  Work(&crew);
+  for (pthread_t thread : others) pthread_join(thread, nullptr);
+  for (size_t s = 0; s < segments->size(); ++s) {
+    Segment& segment = (*segments)[s];
+    segment.rows.resize(call.row_grid ? static_cast<size_t>(wholes[s].n_rows) : 0);
+    segment.heads.resize(call.options->head_grid ? static_cast<size_t>(call.layout->n_heads) : 0);
+  }
+  for (const PartResult& part : parts) AddPart(part, wholes[part.segment], &(*segments)[part.segment]);
+}
+
 }  // namespace
 
 Status Measure(const TensorView& view, const LogicalLayout& logical, const MeasureOptions& options,
@@ -213,16 +329,26 @@ Status Measure(const TensorView& view, const LogicalLayout& logical, const Measu
   const Kernel& kernel = *KernelOf(options.isa);
   const FloatEnvironment environment;
   Scratch scratch;
-  if (logical.row_axis < 0) {
-    out->emplace_back();
-    MeasureSegment(layout, kernel, options, 0, layout.n_rows, layout.first_t, false, &scratch, &out->back());
-    return {};
-  }
+  const bool has_rows = logical.row_axis >= 0;
   std::vector<Segment> segments;
-  ASSAY_RETURN_IF_ERROR(PlanSegments(layout, logical, &segments));
-  for (Segment& segment : segments) {
-    MeasureSegment(layout, kernel, options, segment.first_row, segment.n_rows, segment.first_position, options.row_grid,
-                   &scratch, &segment);
+  std::vector<Part> wholes;
+  if (has_rows) {
+    ASSAY_RETURN_IF_ERROR(PlanSegments(layout, logical, &segments));
+    for (const Segment& s : segments) wholes.push_back({s.first_row, s.n_rows, s.first_position, 0, layout.cols});
+  } else {
+    segments.emplace_back();
+    wholes.push_back({0, layout.n_rows, layout.first_t, 0, layout.cols});
+  }
+  const Call call{&layout, &kernel, &options, has_rows && options.row_grid};
+  int64_t n_elements = 0;
+  for (const Part& whole : wholes) n_elements += whole.n_rows * layout.cols;
+  if (options.threads > 1 && n_elements >= 2 * kPartElements) {
+    MeasureWithThreads(call, wholes, n_elements, &segments);
+  } else {
+    for (size_t s = 0; s < segments.size(); ++s) MeasurePart(call, wholes[s], &scratch, &segments[s]);
+  }
+  for (size_t s = 0; s < segments.size(); ++s) {
+    SampleHistogram(layout, wholes[s].first_row, wholes[s].n_rows, &segments[s].stats);
   }
   *out = std::move(segments);
   return {};
