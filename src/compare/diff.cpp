@@ -45,6 +45,22 @@ void CountSites(const JointIndex& index, Coverage* coverage) {
   }
 }
 
+// attn.chunk.J.* of two runs is one quantity only where both cut the keys alike; a J whose keys differ everywhere is no
+// common site.
+void LeaveOutOtherChunks(const JointIndex& index, const Judgement& judgement, Coverage* coverage) {
+  std::vector<uint8_t> compared(index.sites.size(), 0);
+  for (const SiteOutcome& site : judgement.sites) compared[site.site] = 1;
+  uint64_t other = 0;
+  for (size_t i = 0; i < index.sites.size(); ++i) {
+    const JointSite& site = index.sites[i];
+    other += site.parsed.chunk >= 0 && site.recorded[kA] && site.recorded[kB] && !compared[i];
+  }
+  if (other == 0) return;
+  coverage->sites_common -= other;
+  coverage->notes.push_back(std::to_string(other) +
+                            " sites attn.chunk.J.* cover other keys in A than in B; not counted as common");
+}
+
 // What the traces themselves say they lack.
 void NoteLosses(const Trace& trace, const char* side, Coverage* coverage) {
   uint64_t dropped = 0, open = 0, damaged = 0;
@@ -122,6 +138,7 @@ Result<DiffResult> Diff(const Trace& a, const Trace& b, const DiffOptions& optio
     result.coverage.notes.push_back(std::to_string(judgement.near_ties_total) + " near ties, the first " +
                                     std::to_string(result.near_ties.size()) + " listed");
   }
+  LeaveOutOtherChunks(index, judgement, &result.coverage);
   for (SiteOutcome& site : judgement.sites) result.sites.push_back(std::move(site.comparison));
 
   const uint64_t judged_rows = result.coverage.rows_compared - result.coverage.rows_set_aside;

@@ -9,6 +9,8 @@ namespace {
 
 // Row sketches are stored as float32: differences below this part of the norm are not resolved.
 constexpr double kStored = 0x1p-23;
+// Root mean square of a rounding error uniform in [-u, u], of a value in the middle of its binade: u / sqrt(3) * 0.7.
+constexpr double kCacheRms = 0.41;
 constexpr size_t kMaxNearTies = 1000;
 constexpr size_t kMajorityRows = 8;  // fewer rows than this are judged one by one only
 
@@ -41,11 +43,22 @@ std::string Format(const char* format, double x) {
   return buffer;
 }
 
+// The value of a key in the metadata of the first process that has it.
+std::string MetaOf(const Trace& trace, std::string_view key) {
+  for (const TraceProcess& process : trace.processes()) {
+    for (const auto& [name, value] : process.info.meta) {
+      if (name == key) return value;
+    }
+  }
+  return {};
+}
+
 // Judged site whose rows later sites may still ask for.
 struct Judged {
   std::vector<Cell> cells;  // by row number; freed after the last use
   double noise = 0;         // relative difference that 90 % of the rows within their bounds stay below
   int64_t cols = 0;
+  double roundoff = 0;  // coarsest of both sides
 };
 
 // What is known about the inputs of one row.
@@ -65,6 +78,7 @@ class Judge {
 
   Judgement Run() {
     CountComparisons();
+    same_reading_ = SameReading();
     SetAsideBehindOtherTokens();
     for (uint32_t s = 0; s < index_.sites.size(); ++s) {
       if (!graph_.nodes[s].comparable) continue;
@@ -92,6 +106,19 @@ class Judge {
 
  private:
   // --- values -------------------------------------------------------------------------------------------------
+
+  bool SameReading() const {
+    for (const char* key : {"path", "chunk", "prefix_cache"}) {
+      if (MetaOf(*index_.trace[kA], key) != MetaOf(*index_.trace[kB], key)) return false;
+    }
+    // Traces that do not say it show it by their sites.
+    bool absorbed[2] = {false, false};
+    for (const JointSite& site : index_.sites) {
+      if (site.parsed.def == nullptr || site.parsed.def->paths != "absorbed") continue;
+      for (int side : {kA, kB}) absorbed[side] |= site.recorded[side];
+    }
+    return absorbed[kA] == absorbed[kB];
+  }
 
   void CountComparisons() {
     uint64_t pieces = 0;
@@ -143,6 +170,7 @@ class Judge {
       }
       JoinRows(request, &judged);
     });
+    judged.roundoff = std::max(roundoff_[kA], roundoff_[kB]);
   }
 
   void JoinRows(uint32_t request, Judged* judged) {
@@ -227,7 +255,9 @@ class Judge {
       }
     }
     outcome_.any_difference |= cell.nonfinite_differs;
-    cell.decode = a.n_rows == 1 && (index_.pieces[kA][a.piece].n_rows == 1 || index_.pieces[kB][b.piece].n_rows == 1);
+    const Piece &piece_a = index_.pieces[kA][a.piece], &piece_b = index_.pieces[kB][b.piece];
+    cell.same_cut = piece_a.position == piece_b.position && piece_a.n_rows == piece_b.n_rows;
+    cell.decode = a.n_rows == 1 && (piece_a.n_rows == 1 || piece_b.n_rows == 1);
     for (uint32_t k = 0; k < a.n_rows; ++k) {
       const int64_t row = index_.row(request, a.position + static_cast<int32_t>(k), hint);
       if (row < 0) continue;
@@ -380,6 +410,7 @@ class Judge {
     const bool companion = index_.sites[s].name.ends_with(".margin");
     const double tolerance = options_.tolerance.of(index_.sites[s].name);
     noise_ = NoiseOf(s);
+    cache_site_ = CacheReadBy(s);
     const double spread = by_rows_ ? spread4_ : spread64_;
     const double typical_gain = TypicalGain(s);
     ratios_.clear();
@@ -414,6 +445,10 @@ class Judge {
             const double mean = context.rows > 0 ? std::sqrt(context.sum_sq / static_cast<double>(context.rows)) : 0;
             const double typical = judged_[edge.site].noise;
             AddDifference(std::max({mean, context.aside, typical}), typical, 0, edge.gain, &in);
+            if (edge.site == cache_site_ && !(same_reading_ && cell.same_cut)) {
+              const double rounding = kCacheRms * judged_[edge.site].roundoff;
+              AddDifference(rounding, rounding, 0, edge.gain, &in);
+            }
           } else {
             AddInput(edge, row, cell, node.op, 0, &in);
           }
@@ -471,9 +506,10 @@ class Judge {
     const double high = std::max(residual[kA], residual[kB]) / size;
     if (low > bound) return;  // neither side is a plain sum: a norm or a scale inside; the general bound holds
     *wrong = high > bound;
+    if (!*wrong) return;
     *shown = high;
     *shown_bound = bound;
-    if (*wrong) *reason = RootReason::kSum;
+    *reason = RootReason::kSum;
   }
 
   void Keep(uint32_t row, bool wrong, const InputState& in, RootReason reason, double measured, double bound,
@@ -569,6 +605,16 @@ class Judge {
     }
   }
 
+  // The cache site that an attention reads, or none. Whether a row was attended as it was computed or as it came back
+  // from the cache, rounded, depends on the path and on where the prefill was cut; then kv_write agrees on both sides
+  // and what the attention read does not.
+  int64_t CacheReadBy(uint32_t s) const {
+    for (const GraphEdge& edge : graph_.nodes[s].edges) {
+      if (edge.context && index_.sites[edge.site].parsed.stem == "attn.kv_write") return edge.site;
+    }
+    return -1;
+  }
+
   // Rounding noise of the operation on both sides, relative to the output.
   double NoiseOf(uint32_t s) {
     const GraphNode& node = graph_.nodes[s];
@@ -652,6 +698,7 @@ class Judge {
   std::vector<Judged> judged_;
   std::vector<uint8_t> aside_;  // by row: set aside from here on
   uint32_t first_live_ = 0;
+  bool same_reading_ = true;  // both sides take the same attention path and cut the prefill alike, as far as they say
   double spread4_ = 1, spread64_ = 1;
 
   // Of the site at hand.
@@ -662,6 +709,7 @@ class Judge {
   uint32_t keys_event_[2] = {~uint32_t{0}, ~uint32_t{0}};
   std::string keys_[2];
   double noise_ = 0;
+  int64_t cache_site_ = -1;
   double dot_ = 0, norm_a_ = 0, norm_b_ = 0;
   double worst_ratio_ = -1, root_ratio_ = -1;
   uint64_t repeated_[2] = {0, 0}, incomplete_[2] = {0, 0};
@@ -669,16 +717,6 @@ class Judge {
   std::vector<uint32_t> ratio_rows_;
   std::map<uint32_t, std::vector<uint8_t>> bad_by_position_;
 };
-
-// The value of a key in the metadata of the first process that has it.
-std::string MetaOf(const Trace& trace, std::string_view key) {
-  for (const TraceProcess& process : trace.processes()) {
-    for (const auto& [name, value] : process.info.meta) {
-      if (name == key) return value;
-    }
-  }
-  return {};
-}
 
 bool SaysKeys(const JointIndex& index, int side, const JointSite& site) {
   const Piece& piece = index.pieces[side][site.begin[side]];
@@ -693,26 +731,21 @@ bool SaysKeys(const JointIndex& index, int side, const JointSite& site) {
 std::vector<uint8_t> ComparableSites(const JointIndex& index, std::vector<std::string>* notes) {
   std::vector<uint8_t> out(index.sites.size(), 0);
   const bool same_chunks = MetaOf(*index.trace[kA], "chunk") == MetaOf(*index.trace[kB], "chunk");
-  uint64_t other_chunks = 0;
   for (size_t i = 0; i < index.sites.size(); ++i) {
     const JointSite& site = index.sites[i];
     if (site.begin[kA] == site.end[kA] || site.begin[kB] == site.end[kB]) continue;
     // Partial results say which keys they cover, or the runs must have been cut alike.
     if (site.parsed.chunk >= 0 && !same_chunks && !(SaysKeys(index, kA, site) && SaysKeys(index, kB, site))) {
-      ++other_chunks;
       continue;
     }
     const SideFormat a = FormatOf(index, kA, site), b = FormatOf(index, kB, site);
     if (a.cols != b.cols) {
-      notes->push_back(site.name + ": not compared, " + std::to_string(a.cols) + " columns against " +
-                       std::to_string(b.cols));
+      if (site.parsed.chunk < 0)
+        notes->push_back(site.name + ": not compared, " + std::to_string(a.cols) + " columns against " +
+                         std::to_string(b.cols));
       continue;
     }
     out[i] = 1;
-  }
-  if (other_chunks > 0) {
-    notes->push_back(std::to_string(other_chunks) +
-                     " sites attn.chunk.J.*: not compared, the prefill was cut into other chunks");
   }
   return out;
 }

@@ -29,8 +29,9 @@ struct Cell {
   float sketch_a[kRowSketchSize] = {0, 0, 0, 0};
   CellState state = CellState::kAbsent;
   bool nonfinite_differs = false;
-  bool grid = false;    // delta and sketch_a hold
-  bool decode = false;  // recorded alone, by either side
+  bool grid = false;      // delta and sketch_a hold
+  bool decode = false;    // recorded alone, by either side
+  bool same_cut = false;  // both sides computed it in a piece of the same rows
   double relative() const { return norm > 0 ? double{diff} / norm : (diff > 0 ? 1e30 : 0); }
 };
 
