@@ -96,7 +96,7 @@ std::string Summarise(const DiffResult& result) {
     case Verdict::kIncomparable:
       break;
   }
-  return "incomparable: no site and row in common (" + std::to_string(c.sites_a) + " sites in A, " +
+  return "incomparable: no token row in common (" + std::to_string(c.sites_a) + " sites in A, " +
          std::to_string(c.sites_b) + " in B, " + std::to_string(c.sites_common) +
          " common); were the same prompts run, with statistics on?";
 }
@@ -139,12 +139,19 @@ Result<DiffResult> Diff(const Trace& a, const Trace& b, const DiffOptions& optio
                                     std::to_string(result.near_ties.size()) + " listed");
   }
   LeaveOutOtherChunks(index, judgement, &result.coverage);
+  // Weights alone say nothing about runs that recorded token rows.
+  uint64_t judged_rows = 0, judged_tokens = 0;
+  for (const SiteOutcome& site : judgement.sites) {
+    const uint64_t judged = site.comparison.rows - site.comparison.rows_set_aside;
+    judged_rows += judged;
+    if (index.sites[site.site].has_rows) judged_tokens += judged;
+  }
+  const bool has_tokens =
+      std::any_of(index.sites.begin(), index.sites.end(), [](const JointSite& site) { return site.has_rows; });
   for (SiteOutcome& site : judgement.sites) result.sites.push_back(std::move(site.comparison));
-
-  const uint64_t judged_rows = result.coverage.rows_compared - result.coverage.rows_set_aside;
   if (!result.findings.empty()) {
     result.verdict = Verdict::kFault;
-  } else if (result.coverage.sites_compared == 0 || judged_rows == 0) {
+  } else if (judged_rows == 0 || (has_tokens && judged_tokens == 0)) {
     result.verdict = Verdict::kIncomparable;
   } else {
     result.verdict = judgement.all_equal ? Verdict::kSame : Verdict::kNoise;

@@ -18,6 +18,10 @@ Status ResolveAxes(const Observation& o, const ProbeSite& site, Event* event) {
   } else if (site.axes_given && site.n_axes > 0) {
     return Status::Usage(site.name + ": axes \"" + site.axes + "\" do not fit a tensor of rank " +
                          std::to_string(rank));
+  } else if (const AxesText own = ReadAxes(o.axes); own.count == rank && own.row_axis >= 0) {
+    // The site was asked about before its first observation, so it has the table's axes; this tensor has others.
+    row_axis = own.row_axis;
+    head_axis = own.head_axis;
   }
   if (o.row_axis >= 0) row_axis = o.row_axis;
   if (o.head_axis >= 0) head_axis = o.head_axis;

@@ -10,26 +10,6 @@ namespace {
 
 constexpr size_t kMaxCandidates = 3;
 
-// "T H d" -> number of axes, place of T and of H.
-void ReadAxes(ProbeSite* site) {
-  int axis = 0;
-  size_t at = 0;
-  const std::string_view axes = site->axes;
-  while (at < axes.size()) {
-    if (axes[at] == ' ') {
-      ++at;
-      continue;
-    }
-    const size_t end = std::min(axes.find(' ', at), axes.size());
-    const std::string_view name = axes.substr(at, end - at);
-    if (name == "T" && site->row_axis < 0) site->row_axis = axis;
-    if (name == "H" && site->head_axis < 0) site->head_axis = axis;
-    ++axis;
-    at = end;
-  }
-  site->n_axes = axis;
-}
-
 bool EndsWith(std::string_view text, std::string_view tail) {
   return text.size() >= tail.size() && text.substr(text.size() - tail.size()) == tail;
 }
@@ -38,7 +18,10 @@ void Classify(const Settings& settings, ProbeSite* site) {
   const SiteName parsed = ParseSiteName(site->name);
   site->axes_given = !site->axes.empty();
   if (!site->axes_given && parsed.def != nullptr) site->axes = parsed.def->axes;
-  ReadAxes(site);
+  const AxesText axes = ReadAxes(site->axes);
+  site->n_axes = axes.count;
+  site->row_axis = axes.row_axis;
+  site->head_axis = axes.head_axis;
   site->token_ids = parsed.stem == "next_token" || parsed.stem == "input_ids";
   site->minus_inf_is_fine = EndsWith(parsed.stem, "lse");
   const auto hit = [&](const NameFilter& filter) {
@@ -49,6 +32,24 @@ void Classify(const Settings& settings, ProbeSite* site) {
 }
 
 }  // namespace
+
+AxesText ReadAxes(std::string_view axes) {
+  AxesText out;
+  size_t at = 0;
+  while (at < axes.size()) {
+    if (axes[at] == ' ') {
+      ++at;
+      continue;
+    }
+    const size_t end = std::min(axes.find(' ', at), axes.size());
+    const std::string_view name = axes.substr(at, end - at);
+    if (name == "T" && out.row_axis < 0) out.row_axis = out.count;
+    if (name == "H" && out.head_axis < 0) out.head_axis = out.count;
+    ++out.count;
+    at = end;
+  }
+  return out;
+}
 
 ProbeSite* SiteRegistry::Find(std::string_view name, std::string_view engine_name, std::string_view axes) {
   {

@@ -17,6 +17,14 @@
 
 namespace assay {
 
+// What "T H d" says: how many axes, and the places of T and H (-1: none).
+struct AxesText {
+  int count = 0;
+  int row_axis = -1;
+  int head_axis = -1;
+};
+AxesText ReadAxes(std::string_view axes);
+
 struct ProbeSite {
   uint32_t number = 0;  // in its registry, from 0
   std::string name;     // canonical or the engine's own
