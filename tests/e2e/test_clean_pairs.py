@@ -1,5 +1,8 @@
 """Pairs of right runs that differ in everything an engine may choose: no finding, and nearly every site compared."""
 
+import concurrent.futures
+import threading
+
 import pytest
 
 from assay_cli import describe, diff, reference
@@ -51,30 +54,40 @@ OTHERS = [
     ("chunk 8", "chunk 5 absorbed"),
     ("bf16", "fp8 cache"),
 ]
-PAIRS = [(k, a, b) for k in range(len(PROMPTS)) for a, b in AGAINST_PLAIN + OTHERS]
+CASES = {f"{k}: {a} - {b}": (k, a, b) for k in range(len(PROMPTS)) for a, b in AGAINST_PLAIN + OTHERS}
 
 
-@pytest.fixture(scope="session")
-def traces(tmp_path_factory):
-    """Runs each variant once a prompt set, when it is first asked for."""
-    folder = tmp_path_factory.mktemp("traces")
+RUNS = threading.Lock()
+_traces = {}
 
-    def trace(k, variant):
-        path = folder / f"{k} {variant}"
-        if not path.exists():
+
+def trace_of(folder, k, variant):
+    """The trace of a variant with prompt set k; each is run once, by whoever asks first."""
+    with RUNS:
+        mine = (k, variant) not in _traces
+        future = _traces.setdefault((k, variant), concurrent.futures.Future())
+    if mine:
+        try:
+            path = folder.parent / f"{k} {variant}"
             reference(path, PROMPTS[k], "--max-tokens", "12", "--ignore-eos", *VARIANTS[variant])
-        return path
+            future.set_result(path)
+        except BaseException as error:
+            future.set_exception(error)
+    return future.result()
 
-    return trace
+
+def run_case(name, folder):
+    k, a, b = CASES[name]
+    return diff(trace_of(folder, k, a), trace_of(folder, k, b))
 
 
 def test_there_are_at_least_100_pairs():
-    assert len(PAIRS) >= 100
+    assert len(CASES) >= 100
 
 
-@pytest.mark.parametrize("k,a,b", PAIRS, ids=[f"{k}: {a} - {b}" for k, a, b in PAIRS])
-def test_two_right_runs_give_no_finding(k, a, b, traces):
-    result = diff(traces(k, a), traces(k, b))
+@pytest.mark.parametrize("name", CASES)
+def test_two_right_runs_give_no_finding(name, outcomes):
+    result = outcomes[name]()
     assert result["verdict"] in ("same", "noise"), describe(result)
     assert result["findings"] == []
     coverage = result["coverage"]
@@ -82,11 +95,14 @@ def test_two_right_runs_give_no_finding(k, a, b, traces):
     assert coverage["rows_compared"] > coverage["rows_set_aside"]
 
 
-def test_a_run_is_the_same_as_itself_run_again(traces, tmp_path):
-    reference(tmp_path / "again", PROMPTS[0], "--max-tokens", "12", "--ignore-eos")
-    result = diff(traces(0, "plain"), tmp_path / "again")
+def test_a_run_is_the_same_as_itself_run_again(tmp_path):
+    for name in ("once", "again"):
+        reference(tmp_path / name, PROMPTS[1], "--max-tokens", "6", "--ignore-eos")
+    result = diff(tmp_path / "once", tmp_path / "again")
     assert result["verdict"] == "same", describe(result)
 
 
-def test_other_prompts_are_incomparable(traces):
-    assert diff(traces(0, "plain"), traces(1, "plain"))["verdict"] == "incomparable"
+def test_other_prompts_are_incomparable(tmp_path):
+    for k in (0, 1):
+        reference(tmp_path / str(k), PROMPTS[k], "--max-tokens", "2", "--ignore-eos")
+    assert diff(tmp_path / "0", tmp_path / "1")["verdict"] == "incomparable"
