@@ -1,6 +1,6 @@
 // Statistics against the read bandwidth of the same run.
 //
-//   bench_stats [--json FILE] [--max-mib N] [--repeats N] [--quick]
+//   bench_stats [--json FILE] [--max-mib N] [--repeats N] [--dtype NAME] [--quick]
 //
 // Every figure is the median of --repeats (9) timings. The baseline is the fastest of three read loops over the same
 // bytes (plain loads, loads with prefetch, four streams), timed in turn with the measurement so that a busy machine
@@ -41,6 +41,7 @@ struct Options {
   int64_t max_mib = 1024;
   int repeats = 9;
   bool quick = false;  // one size, f32 and bf16
+  DType only = DType::kInvalid;
 };
 
 struct Result {
@@ -243,10 +244,12 @@ int Main(int argc, char** argv) {
       options.max_mib = std::max(1, std::atoi(argv[++a]));
     } else if (arg == "--repeats" && a + 1 < argc) {
       options.repeats = std::max(1, std::atoi(argv[++a]));
+    } else if (arg == "--dtype" && a + 1 < argc) {
+      options.only = ParseDType(argv[++a]);
     } else if (arg == "--quick") {
       options.quick = true;
     } else {
-      std::fprintf(stderr, "usage: bench_stats [--json FILE] [--max-mib N] [--repeats N] [--quick]\n");
+      std::fprintf(stderr, "usage: bench_stats [--json FILE] [--max-mib N] [--repeats N] [--dtype NAME] [--quick]\n");
       return 2;
     }
   }
@@ -275,6 +278,7 @@ int Main(int argc, char** argv) {
     results.push_back({name, t.measure_gbs, "GB/s", "fastest of three read loops", t.read_gbs});
   };
   for (DType dtype : dtypes) {
+    if (options.only != DType::kInvalid && dtype != options.only) continue;
     Fill(data.get(), dtype, largest * 8 / BitsOf(dtype));
     for (int64_t bytes : sizes) {
       for (bool grids : {false, true}) report({dtype, bytes, grids, ActiveIsa()});

@@ -10,5 +10,5 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
     set_property(SOURCE ${PROJECT_SOURCE_DIR}/src/stats/kernel_avx512.cpp APPEND PROPERTY
       COMPILE_OPTIONS "-Wno-uninitialized;-Wno-maybe-uninitialized")
   endif()
-  target_compile_definitions(assay_stats PRIVATE ASSAY_HAVE_AVX512=1)
+  target_compile_definitions(assay_stats PRIVATE ASSAY_HAVE_AVX2=1 ASSAY_HAVE_AVX512=1)
 endif()
