@@ -39,9 +39,9 @@ std::vector<Damage> DamageList::Take() {
 
 RecordScanner::RecordScanner(std::span<const unsigned char> bytes, uint64_t begin, uint64_t limit, DamageList* damages)
     : bytes_(bytes),
-      position_(begin),
       limit_(limit / format::kAlign * format::kAlign),
-      end_of_records_(begin),
+      position_(std::min(begin, limit_)),  // a file that is cut inside its header has no records
+      end_of_records_(position_),
       resync_budget_(4 * uint64_t{bytes.size()} + format::kMaxRecordBytes),
       damages_(damages) {}
 

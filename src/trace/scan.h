@@ -59,8 +59,8 @@ class RecordScanner {
   uint64_t Resync(uint64_t from);
 
   std::span<const unsigned char> bytes_;
-  uint64_t position_;
   uint64_t limit_;
+  uint64_t position_;
   uint64_t end_of_records_;
   bool torn_ = false;
   uint64_t resync_budget_;  // bytes that may still be checksummed in vain

@@ -43,6 +43,17 @@ TEST(Damage, TruncatedTailIsIgnoredAtEveryCut) {
   }
 }
 
+TEST(Damage, FileCutInsideItsHeaderHasNoEvents) {
+  Bytes whole = SomeFile(1);
+  MarkOpen(&whole);
+  for (size_t size = 64; size <= format::kHeaderBytes; size += 7) {
+    const Bytes bytes(whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(size));
+    EXPECT_EQ(Parse(bytes)->event_count(), 0u) << size;
+  }
+  const Bytes stump(whole.begin(), whole.begin() + 63);
+  EXPECT_EQ(Trace::FromBytes(stump, "memory").status().code(), Code::kBadInput);
+}
+
 TEST(Damage, ClosedFileThatWasCutIsNotBenign) {
   Bytes bytes = SomeFile(kEvents);
   bytes.resize(bytes.size() - 8);
