@@ -45,9 +45,9 @@ if(ASSAY_CLI)
   endif()
 endif()
 
-# What `make build` makes: the program and the library beside it, without tests.
+# What `make build` makes: the program and the libraries beside it, without tests.
 add_custom_target(products)
-foreach(product assay assay_shared)
+foreach(product assay assay_shared assay_offline)
   if(TARGET ${product})
     add_dependencies(products ${product})
   endif()

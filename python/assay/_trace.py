@@ -131,7 +131,11 @@ class Trace:
     @property
     def armed(self) -> bool:
         """Whether observations are wanted now."""
-        return not self._closed and self._armed.value != 0
+        self._calls.append(None)
+        try:
+            return not self._closed and self._armed.value != 0
+        finally:
+            self._calls.pop()
 
     def arm(self, on: bool = True) -> None:
         """Pauses (False) or goes on (True). UsageError when the trace is off."""
@@ -140,12 +144,12 @@ class Trace:
     @property
     def path(self) -> str:
         """The trace folder; empty when off or with the sink stderr."""
-        return "" if self._closed else os.fsdecode(self._library.assay_dir(self._handle))
+        return self._text("assay_dir")
 
     @property
     def file(self) -> str:
         """This process's file in the folder; empty as path is."""
-        return "" if self._closed else os.fsdecode(self._library.assay_path(self._handle))
+        return self._text("assay_path")
 
     # ---- recording
 
@@ -197,11 +201,9 @@ class Trace:
         Raises UsageError (as trace(errors=...) says) when the fields do not fit together, the dtype is not known, or
         the tensor is on a device.
         """
-        if self._closed or not self._armed.value:
-            return True
-        self._calls.append(None)
+        self._calls.append(None)  # from here on close() waits
         try:
-            if self._closed:
+            if self._closed or not self._armed.value:
                 return True
             where = locate(tensor)
             event = _library.CEvent.from_buffer_copy(_library.BLANK_EVENT)
@@ -320,8 +322,12 @@ class Trace:
 
     def add_site(self, name: str, *, engine_name: str | None = None, axes: str | None = None) -> None:
         """Announces a site: when it is never recorded, the trace's coverage says so."""
-        if not self._closed:
-            self._add_site(name, engine_name, axes)
+        self._calls.append(None)
+        try:
+            if not self._closed:
+                self._add_site(name, engine_name, axes)
+        finally:
+            self._calls.pop()
 
     def coverage(self, site: str, reason: str, count: int = 0, detail: str = "") -> None:
         """A note on what the trace cannot show; reason: "not found", "skipped", "absent on this path" and so on."""
@@ -347,6 +353,13 @@ class Trace:
         return Drops(
             counts.byte_cap, counts.disk_full, counts.payload_budget, counts.internal + lost, counts.recorded
         )
+
+    def _text(self, name: str) -> str:
+        self._calls.append(None)
+        try:
+            return "" if self._closed else os.fsdecode(getattr(self._library, name)(self._handle))
+        finally:
+            self._calls.pop()
 
     def _call(self, name: str, *arguments: Any) -> None:
         self._calls.append(None)
@@ -459,7 +472,10 @@ def current() -> Trace | None:
 @atexit.register
 def _close_all() -> None:
     for open_trace in list(_open_traces):
-        open_trace.close()
+        try:
+            open_trace.close()
+        except Error as problem:  # strict, or a full disk: the others are closed all the same
+            warnings.warn(f"{problem}", AssayWarning, stacklevel=1)
 
 
 def _after_fork_in_child() -> None:

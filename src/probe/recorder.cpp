@@ -102,7 +102,7 @@ struct Recorder::Impl final : ForkGuarded {
 
   Status RecordOrThrow(const Observation& observation, ProbeSite* site) {
     const int32_t event_rank = observation.rank >= 0 ? observation.rank : rank;
-    if (!Wants(site, event_rank, observation.step)) {
+    if (!site->wanted || !InSteps(event_rank, observation.step)) {
       site->skipped.fetch_add(1, std::memory_order_relaxed);
       return {};
     }
@@ -125,8 +125,9 @@ struct Recorder::Impl final : ForkGuarded {
     return WriteAll(std::move(due));
   }
 
-  bool Wants(const ProbeSite* site, int32_t event_rank, int64_t step) const {
-    return site->wanted && settings.ranks.contains(event_rank) && (step < 0 || settings.steps.contains(step));
+  // event_rank -1: the process's; step -1: not known, which passes.
+  bool InSteps(int32_t event_rank, int64_t step) const {
+    return settings.ranks.contains(event_rank >= 0 ? event_rank : rank) && (step < 0 || settings.steps.contains(step));
   }
 
   Status WriteClosingNotes(int* not_found, uint64_t* ring_evicted) {
@@ -185,11 +186,11 @@ Recorder::~Recorder() {
 }
 
 bool Recorder::wants(const ProbeSite* site, int32_t rank, int64_t step) const {
-  return site != nullptr && impl_->Wants(site, rank >= 0 ? rank : impl_->rank, step);
+  return site != nullptr && site->wanted && impl_->InSteps(rank, step);
 }
 
 bool Recorder::wants(std::string_view site, int32_t rank, int64_t step) const try {
-  return wants(impl_->registry.Find(site, {}, {}), rank, step);
+  return impl_->registry.Wants(site) && impl_->InSteps(rank, step);
 } catch (const std::bad_alloc&) {
   return false;
 }

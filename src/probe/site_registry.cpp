@@ -66,11 +66,26 @@ ProbeSite* SiteRegistry::Find(std::string_view name, std::string_view engine_nam
     site.axes = axes;
     Classify(settings_, &site);
     by_name_.emplace(site.name, &site);
+    if (const auto asked = asked_.find(name); asked != asked_.end()) asked_.erase(asked);
   } catch (...) {
     sites_.pop_back();
     throw;
   }
   return &site;
+}
+
+bool SiteRegistry::Wants(std::string_view name) {
+  {
+    std::shared_lock lock(mutex_);
+    if (const auto it = by_name_.find(name); it != by_name_.end()) return it->second->wanted;
+    if (const auto it = asked_.find(name); it != asked_.end()) return it->second;
+  }
+  ProbeSite site;
+  site.name = name;
+  Classify(settings_, &site);
+  std::unique_lock lock(mutex_);
+  asked_.emplace(name, site.wanted);
+  return site.wanted;
 }
 
 ProbeSite* SiteRegistry::At(uint32_t number) const {
@@ -93,13 +108,12 @@ std::vector<CoverageNote> SiteRegistry::Coverage(int* not_found) const {
   *not_found = 0;
   std::vector<std::string_view> names;
   for (const ProbeSite& site : sites_) names.push_back(site.name);
+  for (const auto& [name, wanted] : asked_) names.push_back(name);
   for (const NameFilter* filter : {&settings_.include, &settings_.exclude}) {
     for (const std::string& pattern : filter->patterns) {
       bool met = false;
-      for (const ProbeSite& site : sites_) {
-        if (met) break;
-        met = PatternMatches(pattern, site.name) || PatternMatches(pattern, site.engine_name);
-      }
+      for (const std::string_view name : names) met = met || PatternMatches(pattern, name);
+      for (const ProbeSite& site : sites_) met = met || PatternMatches(pattern, site.engine_name);
       if (met) continue;
       if (filter == &settings_.include) ++*not_found;
       std::string detail;
@@ -121,8 +135,12 @@ std::vector<CoverageNote> SiteRegistry::Coverage(int* not_found) const {
       notes.push_back({site.name, "dropped", dropped, reason == drop_reasons_.end() ? "" : reason->second});
     }
     if (recorded + skipped + dropped == 0) {
-      notes.push_back({site.name, site.wanted ? "never fired" : "skipped", 0, ""});
+      notes.push_back(
+          {site.name, site.wanted ? "never fired" : "skipped", 0, site.wanted ? "" : "left out by the settings"});
     }
+  }
+  for (const auto& [name, wanted] : asked_) {
+    notes.push_back({name, wanted ? "never fired" : "skipped", 0, wanted ? "" : "left out by the settings"});
   }
   return notes;
 }

@@ -5,6 +5,8 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <functional>
+#include <map>
 #include <mutex>
 #include <shared_mutex>
 #include <string>
@@ -52,6 +54,9 @@ class SiteRegistry {
   // May throw std::bad_alloc; the registry stays as it was. Thread-safe. Pointers stay valid.
   ProbeSite* Find(std::string_view name, std::string_view engine_name, std::string_view axes);
 
+  // Whether the filters let a name through that nobody has described yet; remembered, for Coverage too. May throw
+  // std::bad_alloc.
+  bool Wants(std::string_view name);
   ProbeSite* At(uint32_t number) const;  // nullptr beyond the last
 
   // Remembers the first reason for which an observation of the site was lost.
@@ -71,6 +76,9 @@ class SiteRegistry {
   mutable std::shared_mutex mutex_;
   std::deque<ProbeSite> sites_;                               // never moves an element
   std::unordered_map<std::string_view, ProbeSite*> by_name_;  // keys are ProbeSite::name
+  // Names that Wants was asked about and Find was not, with the answer. A site must not be made of them: its first
+  // description brings the engine's name and the axes.
+  std::map<std::string, bool, std::less<>> asked_;
   std::unordered_map<const ProbeSite*, std::string> drop_reasons_;
 };
 

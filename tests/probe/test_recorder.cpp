@@ -140,6 +140,24 @@ TEST_F(RecorderTest, FiltersLeaveOutAndCountSkipped) {
                                       "layers.5.attn.q:skipped", "logits:skipped"}));
 }
 
+TEST_F(RecorderTest, AskingFirstLosesNeitherAxesNorCoverage) {
+  settings_.exclude.patterns = {"*.k"};
+  auto recorder = Open();
+  EXPECT_TRUE(recorder->wants("my.site", -1, -1));
+  EXPECT_TRUE(recorder->wants("my.other", -1, -1));
+  EXPECT_FALSE(recorder->wants("my.k", -1, -1));
+  Observation o = At("my.site");
+  o.axes = "T H d";
+  o.engine_name = "engine.site";
+  ASSERT_TRUE(recorder->Record(o).ok());
+  ASSERT_TRUE(recorder->Close().ok());
+  const auto trace = Read();
+  ASSERT_EQ(trace->processes()[0].sites.size(), 1u);
+  EXPECT_EQ(trace->processes()[0].sites[0].axes, "T H d");
+  EXPECT_EQ(trace->processes()[0].sites[0].engine_name, "engine.site");
+  EXPECT_EQ(Notes(*trace), (std::vector<std::string>{"my.k:skipped", "my.other:never fired"}));
+}
+
 TEST_F(RecorderTest, DisarmedRecordsNothing) {
   auto recorder = Open();
   recorder->arm(false);
