@@ -330,7 +330,8 @@ TEST_F(RecorderTest, ThreadsLoseNothing) {
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
       for (int i = 0; i < 200; ++i) {
-        Observation o = At("layers." + std::to_string(i % 7) + ".out", i);
+        const std::string site = "layers." + std::to_string(i % 7) + ".out";
+        Observation o = At(site, i);
         o.rank = t;
         EXPECT_TRUE(recorder->Record(o).ok());
       }
