@@ -93,10 +93,6 @@ struct alignas(64) Accumulator {
       abs_max_index = index;
     }
   }
-  ASSAY_KERNEL_INLINE void Extreme(double value, uint64_t index) {
-    Between(value, value);
-    Largest(value < 0 ? -value : value, index);
-  }
 };
 
 // Bits to value, out of line for the vector kernels.

@@ -1,4 +1,5 @@
 // Kernel in plain C++, in double: the reference of the vector kernels, and their way out for non-finite or huge values.
+#include <bit>
 #include <cstring>
 
 #include "stats/kernel.h"
@@ -7,7 +8,7 @@
 namespace assay {
 namespace {
 
-enum class Kind : uint8_t { kNormal, kZero, kSubnormal, kNan, kPosInf, kNegInf };
+enum class Kind : uint8_t { kNormal, kZero, kSubnormal, kNan, kPosInf, kNegInf };  // from kNan on: not finite
 
 // Bits of the significand field of a float format; -1: the type has no subnormals (integers, bool, e8m0).
 constexpr int MantissaBits(DType dtype) {
@@ -44,6 +45,13 @@ Kind Classify(uint64_t bits, double value) {
   return Kind::kNormal;
 }
 
+// A finite element's value and local column. The row-major number costs a division, and few elements need it.
+inline void TakeExtreme(const Piece& piece, double value, uint64_t column, Accumulator* acc) {
+  const double magnitude = __builtin_fabs(value);
+  acc->Between(value, value);
+  if (magnitude >= acc->abs_max) acc->Largest(magnitude, piece.index.At(column));
+}
+
 // Bucket and sign of lane j of group `offset` of the piece.
 struct Place {
   uint32_t bucket;
@@ -73,78 +81,104 @@ uint64_t DigestOf(const uint32_t* words, int n_words, uint32_t present, uint32_t
 template <DType kType>
 constexpr int kGroupBytes = BitsOf(kType);  // eight elements: as many bytes as an element has bits
 
+// Sums of a stretch of groups, apart from acc so that they can live in registers.
+struct Totals {
+  double sum = 0;
+  double sum_sq = 0;
+  double residues[kHeadSketchSize] = {};  // by bucket & 15, for cells
+  uint64_t digest = 0;
+  uint64_t row_digest = 0;
+  uint32_t nonfinite = 0;
+};
+
+// value with its sign flipped if minus is 1. No branch: the signs are random.
+inline double WithSign(double value, uint32_t minus) {
+  return std::bit_cast<double>(std::bit_cast<uint64_t>(value) ^ uint64_t{minus} << 63);
+}
+
 // One group: words is the group's image, zero where a lane is absent. Only lanes [lane, lane + n) are counted.
-template <DType kType>
+template <DType kType, bool kCells>
 inline void AddGroup(const Piece& piece, uint32_t offset, const uint32_t* words, int lane, int n, uint64_t column,
-                     Cell* row, Cell* head, Accumulator* acc) {
+                     Totals* totals, Accumulator* acc) {
   constexpr int kBits = BitsOf(kType);
   constexpr int kWords = kGroupBytes<kType> <= 4 ? 2 : kGroupBytes<kType> / 4;  // e2m1: the second word is zero
   const uint32_t group = piece.group + offset;
   const uint32_t g = GroupHash(group, piece.salt.group);
-  uint32_t present = 0;
-  if (n == kLanes) {
-    present = kWords == 32 ? ~0u : (1u << kWords) - 1;
-  } else {
+  uint32_t present = (1u << kWords) - 1;
+  if (n != kLanes) {
+    present = 0;
     for (int j = lane; j < lane + n; ++j) {
       for (int w = j * kBits / 32; w <= (j * kBits + kBits - 1) / 32; ++w) present |= 1u << w;
     }
   }
-  if (piece.sketch) acc->digest += DigestOf(words, kWords, present, g);
-  if (row && piece.sketch)
-    row->digest += DigestOf(words, kWords, present, GroupHash(piece.row_group + offset, piece.row_salt));
+  if (piece.sketch) {
+    totals->digest += DigestOf(words, kWords, present, g);
+    if (kCells) {
+      totals->row_digest += DigestOf(words, kWords, present, GroupHash(piece.row_group + offset, piece.row_salt));
+    }
+  }
   const uint32_t slot = (group & 0xff) ^ SlotRotation(group, piece.salt);
   const uint32_t minus = kSketchTable.minus[slot] ^ (g >> 31 ? 0xffu : 0u);
   for (int j = lane; j < lane + n; ++j) {
     const uint64_t bits = LoadBits(words, j, kType);
     const double value = DecodeBits(bits, kType);
-    switch (Classify<kType>(bits, value)) {
-      case Kind::kNan:
-        ++acc->nan;
-        break;
-      case Kind::kPosInf:
-        ++acc->pos_inf;
-        break;
-      case Kind::kNegInf:
-        ++acc->neg_inf;
-        break;
-      case Kind::kZero:
-        ++acc->zero;
-        acc->Extreme(0, piece.index.At(column + static_cast<uint64_t>(j - lane)));
-        continue;
-      case Kind::kSubnormal:
-        ++acc->subnormal;
-        [[fallthrough]];
-      case Kind::kNormal: {
-        acc->Extreme(value, piece.index.At(column + static_cast<uint64_t>(j - lane)));
-        acc->sum += value;
-        acc->sum_sq += value * value;
-        const uint32_t bucket = kSketchTable.bucket[slot][j];
-        const double term = minus >> j & 1 ? -value : value;
-        if (piece.sketch) acc->sketch[bucket] += term;
-        if (row) {
-          row->sum_sq += value * value;
-          if (piece.sketch) row->sketch[bucket & 15] += term;
-        }
-        if (head) {
-          head->sum_sq += value * value;
-          if (piece.sketch) head->sketch[bucket & 15] += term;
-        }
-        continue;
-      }
+    const Kind kind = Classify<kType>(bits, value);
+    if (kind >= Kind::kNan) {
+      ++(kind == Kind::kNan ? acc->nan : kind == Kind::kPosInf ? acc->pos_inf : acc->neg_inf);
+      ++totals->nonfinite;
+      continue;
     }
-    if (row) ++row->nonfinite;
-    if (head) ++head->nonfinite;
+    acc->zero += kind == Kind::kZero;
+    acc->subnormal += kind == Kind::kSubnormal;
+    TakeExtreme(piece, value + 0.0, column + static_cast<uint64_t>(j - lane), acc);  // -0 becomes +0
+    totals->sum += value;
+    totals->sum_sq += value * value;
+    if (!piece.sketch) continue;
+    const uint32_t bucket = kSketchTable.bucket[slot][j];
+    const double term = WithSign(value, minus >> j & 1);
+    acc->sketch[bucket] += term;
+    if (kCells) totals->residues[bucket & 15] += term;
   }
   acc->count += static_cast<uint64_t>(n);
 }
 
-template <DType kType>
-void AddGroupsAs(const Piece& piece, uint32_t first, uint32_t n, Cell* row, Cell* head, Accumulator* acc) {
+void AddToCell(const Totals& totals, bool sketch, Cell* cell) {
+  cell->sum_sq += totals.sum_sq;
+  cell->nonfinite += totals.nonfinite;
+  for (int k = 0; sketch && k < kHeadSketchSize; ++k) cell->sketch[k] += totals.residues[k];
+}
+
+void AddTotals(const Totals& totals, bool sketch, Cell* row, Cell* head, Accumulator* acc) {
+  acc->sum += totals.sum;
+  acc->sum_sq += totals.sum_sq;
+  acc->digest += totals.digest;
+  if (row) {
+    AddToCell(totals, sketch, row);
+    row->digest += totals.row_digest;
+  }
+  if (head) AddToCell(totals, sketch, head);
+}
+
+template <DType kType, bool kCells>
+void AddGroupsAs(const Piece& piece, uint32_t first, uint32_t n, Totals* out, Accumulator* acc) {
+  Totals totals;
   for (uint32_t q = first; q < first + n; ++q) {
     uint32_t words[kDigestWords] = {};
     std::memcpy(words, piece.data + uint64_t{q} * kGroupBytes<kType>, kGroupBytes<kType>);
-    AddGroup<kType>(piece, q, words, 0, kLanes, piece.column + uint64_t{q} * kLanes, row, head, acc);
+    AddGroup<kType, kCells>(piece, q, words, 0, kLanes, piece.column + uint64_t{q} * kLanes, &totals, acc);
   }
+  *out = totals;
+}
+
+template <DType kType>
+void AddGroupsTo(const Piece& piece, uint32_t first, uint32_t n, Cell* row, Cell* head, Accumulator* acc) {
+  Totals totals;
+  if (row || head) {
+    AddGroupsAs<kType, true>(piece, first, n, &totals, acc);
+  } else {
+    AddGroupsAs<kType, false>(piece, first, n, &totals, acc);
+  }
+  AddTotals(totals, piece.sketch, row, head, acc);
 }
 
 template <DType kType>
@@ -159,7 +193,9 @@ void AddPartialAs(const Piece& piece, int lane, int n, Accumulator* acc) {
   } else {
     std::memcpy(image + lane * (BitsOf(kType) / 8), piece.data, static_cast<size_t>(n * (BitsOf(kType) / 8)));
   }
-  AddGroup<kType>(piece, 0, words, lane, n, piece.column, piece.row, nullptr, acc);
+  Totals totals;
+  AddGroup<kType, true>(piece, 0, words, lane, n, piece.column, &totals, acc);
+  AddTotals(totals, piece.sketch, piece.row, nullptr, acc);
 }
 
 template <DType kType>
@@ -191,7 +227,7 @@ struct Functions {
 
 template <DType kType>
 constexpr Functions FunctionsOf() {
-  return {AddGroupsAs<kType>, AddPartialAs<kType>, AddHeadsAs<kType>};
+  return {AddGroupsTo<kType>, AddPartialAs<kType>, AddHeadsAs<kType>};
 }
 
 Functions Select(DType dtype) {
@@ -266,7 +302,7 @@ void AddLarge(const Piece& piece, uint32_t first, uint32_t n, uint32_t limit, Ac
       if (head) ++head->nonfinite;
       continue;
     }
-    acc->Extreme(value, piece.index.At(piece.column + e));
+    TakeExtreme(piece, value, piece.column + e, acc);
     acc->sum += value;
     acc->sum_sq += value * value;
     const Place place = PlaceOf(piece, q, static_cast<int>(e % kLanes));
