@@ -196,8 +196,8 @@ class Decoder:
                 self.rec.record(name, value, axes, rows, step=step, phase=phase, meta=meta, compute_dtype=c.round_to)
             return value
 
-        if self.variant.first_layer == 0:
-            put("embed", x, "T h")
+        first = self.variant.first_layer
+        put("embed" if first == 0 else f"layers.{first - 1}.out", x, "T h")
         n = len(tokens)
         for i, w in enumerate(self.layers):
 

@@ -10,7 +10,7 @@ from fits import FITS
 from cases.generators import registry
 from cases.generators.registry import Variant
 
-VARIANTS = (Variant(), Variant(seed=5, size=1, first_layer=3, fault_layer=1), Variant(seed=9, size=2))
+VARIANTS = (Variant(), Variant(5, 1, first_layer=3, fault_layer=1), Variant(9, 2, first_layer=2))
 FAULTS = sorted(i for i, a in registry.expected().items() if a["class"] != "noise")
 
 

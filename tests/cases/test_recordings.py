@@ -10,7 +10,7 @@ from cases.generators import registry
 from cases.generators.recording import Recording
 from cases.generators.registry import Variant
 
-VARIANTS = (Variant(), Variant(seed=5, size=1, first_layer=3, fault_layer=1), Variant(seed=9, size=2))
+VARIANTS = (Variant(), Variant(5, 1, first_layer=3, fault_layer=1), Variant(9, 2, first_layer=2))
 IDS = sorted(registry.cases())
 
 

@@ -36,7 +36,9 @@ def test_a_case_is_read_back_bit_by_bit(identifier, tmp_path):
 
 def test_opaque_names_tell_nothing(tmp_path):
     out = tmp_path / "all"
-    assert generate.main(["--out", str(out), "--case", "B014", "--case", "B064", "--controls", "1", "--shuffle", "3"]) == 0
+    assert (
+        generate.main(["--out", str(out), "--case", "B014", "--case", "B064", "--controls", "1", "--shuffle", "3"]) == 0
+    )
     index = json.loads((tmp_path / "all.index.json").read_text())["recordings"]
     assert sorted(p.name for p in out.iterdir()) == [f"{n:04d}" for n in range(len(index))]
     assert {e["case"] for e in index} >= {"B014", "B064", "bfloat16"}
@@ -55,5 +57,3 @@ def test_controls_are_no_fault_to_diff(tmp_path):
         result = assay.diff(folder[name, "a"], folder[name, "b"])
         assert result.first_bad is None and result.verdict in ("same", "noise"), name
     assert assay.diff(folder["B014", "clean"], folder["B014", "faulty"]).first_bad.name == "layers.0.attn.chunk.0.lse"
-
-
