@@ -18,7 +18,8 @@ namespace {
 using format::kHeaderBytes;
 
 constexpr uint64_t kPage = 4096;
-constexpr uint64_t kSlack = uint64_t{64} << 20;  // behind the cap, for records that are not events
+constexpr uint64_t kSlack = uint64_t{64} << 20;      // behind the cap, for records that are not events
+constexpr uint64_t kLargestCap = uint64_t{1} << 46;  // 64 TiB, half of the addresses of a process
 constexpr uint64_t kMinReserve = uint64_t{64} << 10;
 
 uint64_t RoundUp(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
@@ -57,7 +58,7 @@ Status AppendFile::Map() {
   if (!fd_.valid()) return ErrnoStatus(options_.path, "cannot create the trace file", errno);
 
   // Addresses only, no memory. Under a tight RLIMIT_AS a smaller cap is better than no trace.
-  event_cap_ = kHeaderBytes + RoundUp(std::max(options_.byte_cap, kPage), kPage);
+  event_cap_ = kHeaderBytes + RoundUp(std::clamp(options_.byte_cap, kPage, kLargestCap), kPage);
   for (;; event_cap_ = RoundUp(event_cap_ / 2, kPage)) {
     range_bytes_ = event_cap_ + kSlack;
     void* range = ::mmap(nullptr, range_bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

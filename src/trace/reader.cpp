@@ -1,6 +1,7 @@
 #include "trace/reader.h"
 
 #include <algorithm>
+#include <exception>
 #include <map>
 #include <mutex>
 #include <tuple>
@@ -21,6 +22,16 @@ namespace {
 
 std::span<const unsigned char> AsBytes(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size()};
+}
+
+// Runs a part of opening; what memory cannot be had for is an error like any other.
+template <class F>
+auto Guarded(const std::string& path, F&& body) -> decltype(body()) {
+  try {
+    return body();
+  } catch (const std::exception& error) {
+    return Status::Environment(path + ": not enough memory to index the trace (" + error.what() + ")");
+  }
 }
 
 bool HasSuffix(const std::string& text, std::string_view suffix) {
@@ -91,6 +102,10 @@ Trace::Trace() : impl_(std::make_unique<Impl>()) {}
 Trace::~Trace() = default;
 
 Result<std::unique_ptr<Trace>> Trace::Open(const std::string& path) {
+  return Guarded(path, [&] { return OpenPath(path); });
+}
+
+Result<std::unique_ptr<Trace>> Trace::OpenPath(const std::string& path) {
   std::unique_ptr<Trace> trace(new Trace());
   Impl& impl = *trace->impl_;
   impl.path = path;
@@ -124,7 +139,8 @@ Result<std::unique_ptr<Trace>> Trace::Open(const std::string& path) {
     Impl::File& file = *impl.files[static_cast<size_t>(i)];
     if (!file.status.ok()) return;
     const auto first_nonzero = [&](uint64_t from) { return file.mapping.FirstNonZero(from); };
-    file.status = IndexTraceFile(file.bytes, file.mapping.path(), first_nonzero, &file.index);
+    file.status = Guarded(file.mapping.path(),
+                          [&] { return IndexTraceFile(file.bytes, file.mapping.path(), first_nonzero, &file.index); });
   });
   for (const auto& file : impl.files) {
     if (!file->status.ok() && NeedsNewerReader(file->bytes)) return file->status;

@@ -85,6 +85,7 @@ struct TraceProcess {
 class Trace {
  public:
   // path: a trace folder, or one .assay file. kBadInput: not a trace, no file in it, or a newer major version.
+  // kEnvironment: cannot be read, or not enough memory. Files are indexed in parallel: 8 bytes an event.
   static Result<std::unique_ptr<Trace>> Open(const std::string& path);
   // One trace file that is in memory already; bytes (8-aligned) must outlive the Trace. name stands for the path.
   static Result<std::unique_ptr<Trace>> FromBytes(std::span<const unsigned char> bytes, const std::string& name);
@@ -103,6 +104,7 @@ class Trace {
 
  private:
   Trace();
+  static Result<std::unique_ptr<Trace>> OpenPath(const std::string& path);
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

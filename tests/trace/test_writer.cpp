@@ -117,6 +117,26 @@ TEST(Writer, ByteCapDropsEventsAndKeepsTheRest) {
   EXPECT_EQ(trace->processes()[0].coverage.size(), 1u);
 }
 
+TEST(Writer, EnormousCapIsCutToTheAddressesThatThereAre) {
+  const TempDir dir;
+  TraceWriterOptions options = SmallOptions(dir.path() + "/t");
+  options.byte_cap = UINT64_MAX;
+  auto writer = OpenWriter(options);
+  EXPECT_TRUE(writer->Write(SomeEvent(1)).ok());
+}
+
+// A service may run under a limit of its address space.
+TEST(Writer, LimitedAddressSpaceMakesTheCapSmaller) {
+  const TempDir dir;
+  EXPECT_EQ(InChild([&] {
+              const rlimit limit{uint64_t{1} << 30, uint64_t{1} << 30};
+              if (::setrlimit(RLIMIT_AS, &limit) != 0) return 2;
+              const auto writer = TraceWriter::Open(SmallOptions(dir.path() + "/t"), SomeProcess());
+              return writer.ok() && writer.value()->Write(SomeEvent(1)).ok() ? 0 : 3;
+            }),
+            0);
+}
+
 std::atomic<int> g_reserve_error{0};
 int FailReserve(uint64_t, uint64_t) { return g_reserve_error.load(); }
 
