@@ -44,7 +44,7 @@ int RunDiff(const Options& options) {
 
 void AddDiffCommand(CLI::App& app, int* exit_code) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand("diff", "Compare two traces and name the first wrong tensor.");
+  CLI::App* command = app.add_subcommand("diff", "Compare two traces and name the first wrong tensor");
   command->add_option("A", options->a, "Trace folder or file: the run that is trusted")->required();
   command->add_option("B", options->b, "Trace folder or file: the run in question")->required();
   command->add_option("--tolerance", options->diff.tolerance,

@@ -54,7 +54,7 @@ int RunShow(Options options) {
 
 void AddShowCommand(CLI::App& app, int* exit_code) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand("show", "Print what a trace holds, one table a step.");
+  CLI::App* command = app.add_subcommand("show", "Print what a trace holds, one table a step");
   command->add_option("TRACE", options->path, "Trace folder or file")->required();
   command->add_option("--site", options->show.sites, "Glob over canonical names; repeatable")->take_all();
   command->add_option("--rank", options->show.ranks, "Ranks, comma-separated")->delimiter(',');

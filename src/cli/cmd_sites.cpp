@@ -15,7 +15,7 @@ void AddSitesCommand(CLI::App& app, int* exit_code) {
     bool json = false;
   };
   auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand("sites", "List the canonical site names.");
+  CLI::App* command = app.add_subcommand("sites", "List the canonical site names");
   command->add_option("PATTERN", options->pattern, "Glob over the names; default all");
   command->add_flag("--json", options->json, "JSON on stdout, schema assay.sites/1");
   command->footer(

@@ -8,15 +8,7 @@
 #include "cli/commands.h"
 #include "cli/exit_codes.h"
 
-// Commands whose file is not built in are left out of the program.
 namespace assay::cli {
-[[gnu::weak]] void AddDemoCommand(CLI::App& app, int* exit_code);
-[[gnu::weak]] void AddReferenceCommand(CLI::App& app, int* exit_code);
-[[gnu::weak]] void AddRunCommand(CLI::App& app, int* exit_code);
-[[gnu::weak]] void AddShowCommand(CLI::App& app, int* exit_code);
-[[gnu::weak]] void AddSitesCommand(CLI::App& app, int* exit_code);
-[[gnu::weak]] void AddDiffCommand(CLI::App& app, int* exit_code);
-[[gnu::weak]] void AddDoctorCommand(CLI::App& app, int* exit_code);
 
 int Fail(const char* command, const Status& status) {
   std::fprintf(stderr, "assay %s: %s\n", command, status.message().c_str());
@@ -41,17 +33,16 @@ int Run(int argc, char** argv) {
   CLI::App app{"assay finds the first wrong tensor in a running LLM.", "assay"};
   int exit_code = kExitOk;
   app.set_version_flag("--version", "assay " ASSAY_VERSION);
-  app.require_subcommand(1);
   app.footer(kFooter);
-  for (const AddCommand add : kCommands) {
-    if (add != nullptr) add(app, &exit_code);
-  }
+  for (const AddCommand add : kCommands) add(app, &exit_code);
   for (CLI::App* command : app.get_subcommands({})) {
     const std::string own = command->get_footer();
     command->footer(own.empty() ? kFooter : own + "\n\n" + kFooter);
   }
   try {
     app.parse(argc, argv);
+    // Not left to the parser, which would hide a misspelt command behind this.
+    if (app.get_subcommands().empty()) throw CLI::RequiredError("A command");
   } catch (const CLI::ParseError& error) {
     const int code = app.exit(error);  // prints help on stdout, errors on stderr
     exit_code = code == 0 ? kExitOk : kExitUsage;
