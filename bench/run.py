@@ -20,8 +20,13 @@ import tempfile
 SCHEMA = "assay.bench/1"
 KEYS = {"name", "value", "unit", "baseline", "baseline_value"}
 HERE = pathlib.Path(__file__).resolve().parent
-# Driven by a script because the baseline runs in Python; the script starts the program of the same name.
-SCRIPTS = ["decode"]
+# Driven by a script, because the baseline or the subject runs in Python: name -> (script, its arguments, {} being the
+# folder of the programs). A script replaces the program of its name.
+SCRIPTS = {
+    "decode": ("decode.py", ["--program", "{}/bench_decode"]),
+    "numpy": ("numpy_baseline.py", ["--bench", "{}/bench_stats"]),
+    "python": ("bench_python.py", []),
+}
 
 
 def host() -> dict:
@@ -55,11 +60,11 @@ def main() -> int:
     parser.add_argument("--only", default="", help="comma-separated names, without bench_")
     arguments = parser.parse_args()
 
-    programs = sorted(path for path in (arguments.build / "bench").glob("bench_*") if os.access(path, os.X_OK) and path.is_file())
+    programs = sorted(path for path in (arguments.build / "bench").glob("bench_*") if path.is_file() and os.access(path, os.X_OK))
     commands = {path.name.removeprefix("bench_"): [str(path)] for path in programs}
-    for name in SCRIPTS:
-        if name in commands:
-            commands[name] = [sys.executable, str(HERE / f"{name}.py"), "--program", commands[name][0]]
+    for name, (script, options) in SCRIPTS.items():
+        folder = str(arguments.build / "bench")
+        commands[name] = [sys.executable, str(HERE / script), *(option.format(folder) for option in options)]
     os.environ.setdefault("ASSAY_LIBRARY", str(arguments.build.resolve()))
     commands["python"] = [sys.executable, str(HERE / "bench_python.py")]
     wanted = [name for name in arguments.only.split(",") if name] or list(commands)
@@ -81,7 +86,7 @@ def main() -> int:
     width = max((len(result["name"]) for result in results), default=0)
     for result in results:
         line = f"{result['name']:<{width}}  {result['value']:>12.4g} {result['unit']}"
-        if result["baseline"]:
+        if result["baseline"] not in ("", "none", None):
             line += f"  ({result['baseline']}: {result['baseline_value']:.4g}"
             line += f", ratio {result['value'] / result['baseline_value']:.3g})" if result["baseline_value"] else ")"
         print(line)

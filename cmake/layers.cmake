@@ -28,8 +28,8 @@ if(ASSAY_OPENBLAS_LIBRARY AND ASSAY_OPENBLAS_INCLUDE)
   target_link_libraries(assay_model PUBLIC ${ASSAY_OPENBLAS_LIBRARY})
 endif()
 
-include(${CMAKE_CURRENT_LIST_DIR}/stats_isa.cmake OPTIONAL)
-include(${CMAKE_CURRENT_LIST_DIR}/runtime.cmake OPTIONAL)
+include(${CMAKE_CURRENT_LIST_DIR}/stats_isa.cmake)
+include(${CMAKE_CURRENT_LIST_DIR}/runtime.cmake)
 
 if(ASSAY_CLI)
   file(GLOB cli_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cli/*.cpp)
