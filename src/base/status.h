@@ -42,8 +42,8 @@ class [[nodiscard]] Status {
 template <class T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}             // NOLINT: implicit by design
-  Result(Status status) : status_(std::move(status)) {}     // NOLINT: implicit by design
+  Result(T value) : value_(std::move(value)) {}          // NOLINT: implicit by design
+  Result(Status status) : status_(std::move(status)) {}  // NOLINT: implicit by design
 
   bool ok() const { return value_.has_value(); }
   const Status& status() const { return status_; }
@@ -62,8 +62,8 @@ class [[nodiscard]] Result {
 
 }  // namespace assay
 
-#define ASSAY_RETURN_IF_ERROR(expr)                         \
-  do {                                                      \
+#define ASSAY_RETURN_IF_ERROR(expr)                                                        \
+  do {                                                                                     \
     if (::assay::Status assay_status_ = (expr); !assay_status_.ok()) return assay_status_; \
   } while (0)
 

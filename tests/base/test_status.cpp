@@ -1,6 +1,6 @@
-#include "base/status.h"
-
 #include <gtest/gtest.h>
+
+#include "base/status.h"
 
 namespace assay {
 namespace {
