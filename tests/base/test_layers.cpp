@@ -29,12 +29,23 @@ const Layers& Allowed() {
       {"sites", {"base"}},
       {"trace", {"stats", "tensor", "base"}},
       {"probe", {"trace", "sites", "stats", "tensor", "base"}},
-      {"compare", {"trace", "sites", "stats", "tensor", "base"}},
-      {"model", {"probe", "trace", "sites", "stats", "io", "tensor", "base"}},
-      {"report", {"compare", "trace", "sites", "io", "stats", "tensor", "base"}},
+      {"finding", {"base"}},
+      {"oracle", {"tensor", "base"}},
+      {"quant", {"io", "tensor", "base"}},
+      {"fit", {"base"}},
+      {"compare", {"finding", "trace", "sites", "stats", "tensor", "base"}},
+      {"capture", {"trace", "sites", "stats", "tensor", "base"}},
+      {"check", {"capture", "oracle", "quant", "fit", "finding", "trace", "sites", "stats", "io", "tensor", "base"}},
+      {"diagnose",
+       {"check", "capture", "compare", "oracle", "quant", "fit", "finding", "trace", "sites", "stats", "io", "tensor",
+        "base"}},
+      {"model", {"probe", "quant", "trace", "sites", "stats", "io", "tensor", "base"}},
+      {"report", {"diagnose", "check", "compare", "finding", "trace", "sites", "io", "stats", "tensor", "base"}},
       // compare: in the offline entry points alone, which are not part of what a host loads.
       {"runtime", {"probe", "trace", "sites", "stats", "tensor", "base", "compare", "report", "io"}},
-      {"cli", {"runtime", "report", "model", "compare", "probe", "trace", "sites", "io", "stats", "tensor", "base"}},
+      {"cli",
+       {"runtime", "report", "diagnose", "check", "capture", "oracle", "quant", "fit", "finding", "model", "compare",
+        "probe", "trace", "sites", "io", "stats", "tensor", "base"}},
   };
   return kAllowed;
 }
