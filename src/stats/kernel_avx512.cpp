@@ -31,7 +31,7 @@ constexpr uint32_t kLayoutQuads = 2;  // matrix[quad][lane & 1][slot & 3][lane >
 struct PairTable {
   alignas(64) uint32_t source[kPairs][16] = {};        // which element has residue k ...
   alignas(64) uint32_t source_split[kPairs][16] = {};  // ... in (even elements of the quad, odd elements of the quad)
-  uint16_t minus[kPairs] = {};                         // bit k: sign of the element with residue k
+  alignas(64) uint32_t minus[kPairs][16] = {};         // top bit: sign of the element with residue k
   uint16_t high[kPairs][4] = {};                       // [v], bit k: the element with residue k has bucket >> 4 == v
 };
 
@@ -45,7 +45,7 @@ constexpr PairTable MakePairTable() {
       const uint32_t in_quad = (pair & 1) * 16 + e;
       t.source[pair][k] = e;
       t.source_split[pair][k] = in_quad / 2 + (in_quad & 1) * 16;
-      t.minus[pair] = static_cast<uint16_t>(t.minus[pair] | (kSketchTable.minus[slot] >> (e % 8) & 1) << k);
+      t.minus[pair][k] = static_cast<uint32_t>(kSketchTable.minus[slot] >> (e % 8) & 1) << 31;
       t.high[pair][bucket >> 4] = static_cast<uint16_t>(t.high[pair][bucket >> 4] | 1 << k);
     }
   }
@@ -62,8 +62,7 @@ ASSAY_INLINE __m512 FlipSign(__m512 x, __m512i h) {
 }
 
 ASSAY_INLINE __m512 TableSigns(__m512 by_residue, uint32_t pair) {
-  const __m512i v = _mm512_castps_si512(by_residue);
-  return _mm512_castsi512_ps(_mm512_mask_xor_epi32(v, kPairTable.minus[pair], v, SignBits()));
+  return _mm512_xor_ps(by_residue, _mm512_castsi512_ps(_mm512_load_si512(kPairTable.minus[pair])));
 }
 
 // A pair's elements with the table's signs, ordered by residue.
