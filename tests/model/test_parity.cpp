@@ -121,7 +121,7 @@ class Parity : public testing::TestWithParam<fs::path> {
   }
 
   // Runs the whole sequence: the prompt prefilled, the rest decoded token by token. Logits of every row. beside:
-  // another request is in every batch, one that is longer and ends later.
+  // another, longer request is in every batch.
   std::vector<double> Run(EngineOptions options, bool beside = false) {
     const auto& tokens = reference_.tokens;
     const auto split = tokens.begin() + static_cast<ptrdiff_t>(reference_.prompt);
