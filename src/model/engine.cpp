@@ -1,5 +1,7 @@
 #include "model/engine.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <map>
@@ -362,6 +364,7 @@ std::vector<std::pair<std::string, std::string>> Engine::Describe() const {
   integer("chunk", o.chunk);
   integer("block_size", o.block_size);
   integer("threads", o.threads);
+  integer("stream", o.stream ? 1 : 0);
   integer("prefix_cache", o.prefix_cache ? 1 : 0);
   integer("sequential", o.sequential ? 1 : 0);
   number("temperature", o.temperature);

@@ -36,8 +36,8 @@ struct EngineOptions {
   double temperature = 0;  // 0: greedy
   uint64_t seed = 0;
   bool ignore_eos = false;
-  bool stream = false;                       // drop each layer's weights after use: models larger than memory
-  bool all_logits = false;                   // logits of every row, not only of those that choose a token
+  bool stream = false;      // drop weights after use; set by itself when they would fill half of memory
+  bool all_logits = false;  // logits of every row, not only of those that choose a token
   int64_t first_layer = 0, last_layer = -1;  // half-open [first, last); last -1: all
   std::string layer_input_trace;             // payload of "layers.(first-1).out" when first_layer > 0
   std::string fault;  // "NAME" or "NAME@layer"; empty: none. "none:NAME" sets up what NAME needs, plants nothing

@@ -77,7 +77,9 @@ template <class T>
 Result<const LayerWeights<T>*> Runner<T>::Load(int64_t layer) {
   auto& kept = kept_[static_cast<size_t>(layer)];
   if (kept) return kept.get();
-  ASSAY_ASSIGN_OR_RETURN(Weights loaded, store_->LoadLayer<T>(layer));
+  // Streaming also leaves the routed experts on disk until a row goes to one (RoutedExperts).
+  const bool with_experts = !options_.stream;
+  ASSAY_ASSIGN_OR_RETURN(Weights loaded, store_->LoadLayer<T>(layer, with_experts));
   auto weights = std::make_unique<Weights>(std::move(loaded));
   if (fault_.def != nullptr) ApplyVariant(config_, fault_, layer, weights.get());
   if (config_.mla() && options_.path == AttentionPath::kAbsorbed) {
@@ -97,6 +99,7 @@ Result<const LayerWeights<T>*> Runner<T>::Load(int64_t layer) {
     kept = std::move(weights);
     return kept.get();
   }
+  if (streamed_ && streamed_->layer != layer) wuk_t_[static_cast<size_t>(streamed_->layer)] = {};
   streamed_ = std::move(weights);
   return streamed_.get();
 }
@@ -152,9 +155,8 @@ Status Runner<T>::Layers(const StepRows& step, int64_t cache_blocks) {
   const int64_t h = config_.hidden_size, rows = step.rows;
   const int64_t last = options_.last_layer < 0 ? config_.n_layers : options_.last_layer;
   for (int64_t layer = options_.first_layer; layer < last; ++layer) {
-    const bool first_use = !kept_[static_cast<size_t>(layer)];
     ASSAY_ASSIGN_OR_RETURN(const Weights* w, Load(layer));
-    if (first_use) RecordWeights(layer, *w);
+    if (step.step == 0) RecordWeights(layer, *w);
     for (Rank<T>& rank : ranks_) {
       rank.kv[static_cast<size_t>(layer)].Grow(cache_blocks);
       RmsNorm(rank.x.data(), h, w->input_norm.data(), config_.rms_norm_eps, Fit(&rank.normed, rows * h), h, rows, h,
@@ -202,7 +204,7 @@ Status Runner<T>::Layers(const StepRows& step, int64_t cache_blocks) {
       }
     }
     if (config_.is_moe(layer)) {
-      MoeFfn(step, layer, *w);
+      ASSAY_RETURN_IF_ERROR(MoeFfn(step, layer, *w));
     } else {
       DenseFfn(step, layer, *w);
     }

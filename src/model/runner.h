@@ -108,8 +108,8 @@ class Runner {
   void GqaAttention(const StepRows& step, int64_t layer, Rank<T>& rank);
   void ExpandRows(const Weights& w, const Rank<T>& rank, const T* rows, int64_t row_stride, int64_t n, T* out) const;
   void DenseFfn(const StepRows& step, int64_t layer, const Weights& w);
-  void MoeFfn(const StepRows& step, int64_t layer, const Weights& w);
-  void RoutedExperts(const StepRows& step, int64_t layer, const Weights& w, Rank<T>& rank);
+  Status MoeFfn(const StepRows& step, int64_t layer, const Weights& w);
+  Status RoutedExperts(const StepRows& step, int64_t layer, const Weights& w, Rank<T>& rank);
   enum class GateLayout : uint8_t { kRight, kSwapped, kInterleaved };
   void GatedMlp(const MlpWeights<T>& w, Slice f, const T* x, int64_t rows, GateLayout layout, Rank<T>& rank, T* out);
 

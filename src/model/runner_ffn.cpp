@@ -76,7 +76,7 @@ void Runner<T>::GatedMlp(const MlpWeights<T>& w, Slice f, const T* x, int64_t ro
 }
 
 template <class T>
-void Runner<T>::RoutedExperts(const StepRows& step, int64_t layer, const Weights& w, Rank<T>& rank) {
+Status Runner<T>::RoutedExperts(const StepRows& step, int64_t layer, const Weights& w, Rank<T>& rank) {
   const int64_t h = config_.hidden_size, rows = step.rows, k = config_.n_experts_per_tok, n = config_.n_routed_experts;
   const Slice f = SliceOf(config_.moe_intermediate_size, rank.index, options_.shards);
   GateLayout layout = GateLayout::kRight;
@@ -97,7 +97,12 @@ void Runner<T>::RoutedExperts(const StepRows& step, int64_t layer, const Weights
       std::copy_n(rank.normed.data() + expert_rows_[static_cast<size_t>(i)] / k * h, h, in + i * h);
     }
     const int64_t used = fault_.at(FaultId::kMoeExpertOffByOne, layer) ? (e + 1) % n : e;
-    GatedMlp(w.experts[static_cast<size_t>(used)], f, in, m, layout, rank, out);
+    MlpWeights<T> loaded;
+    const bool streamed = w.experts.empty();
+    if (streamed) {
+      ASSAY_ASSIGN_OR_RETURN(loaded, store_->template LoadExpert<T>(layer, used));
+    }
+    GatedMlp(streamed ? loaded : w.experts[static_cast<size_t>(used)], f, in, m, layout, rank, out);
     for (int64_t i = 0; i < m; ++i) {
       const int64_t choice = expert_rows_[static_cast<size_t>(i)];
       const T weight = static_cast<T>(rank.routing.weights[static_cast<size_t>(choice)]);
@@ -108,10 +113,11 @@ void Runner<T>::RoutedExperts(const StepRows& step, int64_t layer, const Weights
       numerics_.Round(sum, h);
     }
   }
+  return {};
 }
 
 template <class T>
-void Runner<T>::MoeFfn(const StepRows& step, int64_t layer, const Weights& w) {
+Status Runner<T>::MoeFfn(const StepRows& step, int64_t layer, const Weights& w) {
   const int64_t h = config_.hidden_size, rows = step.rows, n = config_.n_routed_experts, k = config_.n_experts_per_tok;
   const bool has_shared = !w.shared.gate.empty();
   // For one planted fault and its clean twin the shared experts are replicated: every rank computes all channels.
@@ -137,7 +143,7 @@ void Runner<T>::MoeFfn(const StepRows& step, int64_t layer, const Weights& w) {
       tap_->Record("moe.topk_ids", "T k", DenseView(rank.routing.ids.data(), {rows, k}), where);
       tap_->Record("moe.topk_weights", "T k", DenseView(weights, {rows, k}), where);
     }
-    RoutedExperts(step, layer, w, rank);
+    ASSAY_RETURN_IF_ERROR(RoutedExperts(step, layer, w, rank));
     if (!has_shared) continue;
     T* shared = Fit(&rank.shared, rows * h);
     const Slice f = replicated ? Slice{0, config_.shared_intermediate_size}
@@ -173,6 +179,7 @@ void Runner<T>::MoeFfn(const StepRows& step, int64_t layer, const Weights& w) {
       tap_->Record("moe.out", "T h", DenseView(part, {rows, h}), {.layer = layer, .rank = rank.index});
     }
   }
+  return {};
 }
 
 template class Runner<float>;
