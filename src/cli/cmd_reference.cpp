@@ -136,7 +136,7 @@ Json ToJson(const Engine& engine, const std::vector<PromptInput>& prompts, const
   Json out;
   out["schema"] = "assay.reference/1";
   out["version"] = ASSAY_VERSION;
-  for (const auto& [key, value] : engine.Describe()) out["run"][key] = value;
+  for (const auto& [key, value] : engine.Describe(prompts)) out["run"][key] = value;
   out["requests"] = Json::array();
   for (size_t i = 0; i < made.size(); ++i) {
     Json request;
@@ -189,12 +189,13 @@ Status Reference(const Arguments& a) {
   if (settings.on()) {
     ProcessInfo process = DescribeThisProcess();
     process.rank = 0;
-    process.world_size = 1;
-    for (const auto& entry : engine->Describe()) process.meta.push_back(entry);
+    process.world_size = engine->options().shards;
+    for (const auto& entry : engine->Describe(prompts)) process.meta.push_back(entry);
     for (const std::string& text : a.overrides) process.meta.emplace_back("override", text);
     ASSAY_ASSIGN_OR_RETURN(recorder, Recorder::Open(settings, process));
   }
   auto made = engine->Generate(prompts, recorder.get());
+  Status lost_to_disk;
   if (recorder) {
     const Status closed = recorder->Close();
     if (made.ok() && !closed.ok()) return closed;
@@ -203,12 +204,16 @@ Status Reference(const Arguments& a) {
     if (const uint64_t lost = drops.total(); lost > 0) {
       fmt::print(stderr, "assay reference: {} observations were dropped; the trace says why (assay show)\n", lost);
     }
+    if (drops.disk_full > 0) {
+      lost_to_disk = Status::Environment(fmt::format(
+          "{}: no space for {} events; the text is complete, the trace is not", recorder->dir(), drops.disk_full));
+    }
   }
   if (!made.ok()) return made.status();
   const std::string dir = recorder ? recorder->dir() : "";
   if (a.json) {
     fmt::print("{}\n", WriteJson(ToJson(*engine, prompts, *made, tokenizer.get(), dir)));
-    return {};
+    return lost_to_disk;
   }
   for (size_t i = 0; i < made->size(); ++i) {
     if (i >= prompts.size()) {
@@ -233,7 +238,7 @@ Status Reference(const Arguments& a) {
   if (s.decode_tokens > 0)
     fmt::print(stderr, " ({:.2f} ms a token)", 1e3 * s.decode_seconds / static_cast<double>(s.decode_tokens));
   fmt::print(stderr, "\n");
-  return {};
+  return lost_to_disk;
 }
 
 }  // namespace

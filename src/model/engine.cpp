@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <map>
 
 #include "model/faults.h"
@@ -63,7 +64,8 @@ Status CheckOptions(const EngineOptions& o, const ModelConfig& c) {
                std::to_string(o.first_layer - 1) + ".out as payload (--input)");
   }
   if (!(o.temperature >= 0)) return bad("temperature must not be negative");
-  if (o.kv_scale < 0) return bad("the kv scale must not be negative");
+  if (!(o.kv_scale >= 0) || std::isinf(o.kv_scale)) return bad("the kv scale must be a finite number, not negative");
+  if (o.block_size > 65536) return bad("a block holds at most 65536 tokens");
   return {};
 }
 
@@ -113,7 +115,6 @@ Result<std::vector<Generation>> Engine::Impl::Generate(std::vector<PromptInput> 
                                                        const LogitsSink& sink) {
   EngineOptions run_options = options;
   PrepareInputs(fault, &run_options, &prompts);
-  options = run_options;  // what Describe() reports
   for (const PromptInput& p : prompts) {
     if (p.tokens.empty()) return Status::Usage("a prompt has no tokens");
     for (const std::vector<int64_t>* ids : {&p.tokens, &p.forced}) {
@@ -182,7 +183,8 @@ Result<std::vector<Generation>> Engine::Impl::Run(Runner<T>* runner, const Engin
       info.prompt_tokens = static_cast<int64_t>(p.tokens.size());
       info.ordinal = ordinal;
       info.tokens = p.tokens;
-      ASSAY_RETURN_IF_ERROR(recorder->AddRequest(info));
+      const Status added = recorder->AddRequest(info);
+      if (!added.ok() && added.code() != Code::kEnvironment) return added;  // a full disk does not stop the run
     }
   }
   LayerInput<T> input;
@@ -343,8 +345,10 @@ const RunStats& Engine::stats() const { return impl_->stats; }
 const EngineOptions& Engine::options() const { return impl_->options; }
 const ModelConfig& Engine::config() const { return impl_->config; }
 
-std::vector<std::pair<std::string, std::string>> Engine::Describe() const {
-  const EngineOptions& o = impl_->options;
+std::vector<std::pair<std::string, std::string>> Engine::Describe(const std::vector<PromptInput>& prompts) const {
+  EngineOptions o = impl_->options;
+  std::vector<PromptInput> prepared = prompts;
+  PrepareInputs(impl_->fault, &o, &prepared);
   const ModelConfig& c = impl_->config;
   std::vector<std::pair<std::string, std::string>> out;
   const auto add = [&](std::string key, std::string value) { out.emplace_back(std::move(key), std::move(value)); };
@@ -363,6 +367,7 @@ std::vector<std::pair<std::string, std::string>> Engine::Describe() const {
   integer("shards", o.shards);
   integer("chunk", o.chunk);
   integer("block_size", o.block_size);
+  integer("max_batch_tokens", o.max_batch_tokens);
   integer("threads", o.threads);
   integer("stream", o.stream ? 1 : 0);
   integer("prefix_cache", o.prefix_cache ? 1 : 0);

@@ -75,8 +75,9 @@ class Engine {
   // The options and the model as they run, with what a fault needs set up.
   const EngineOptions& options() const;
   const ModelConfig& config() const;
-  // For ProcessInfo::meta: engine, path, dtypes, shards, model.* and the like.
-  std::vector<std::pair<std::string, std::string>> Describe() const;
+  // For ProcessInfo::meta: engine, path, dtypes, shards, model.* and the like. A fault may cut these prompts into
+  // chunks.
+  std::vector<std::pair<std::string, std::string>> Describe(const std::vector<PromptInput>& prompts = {}) const;
   const RunStats& stats() const;
 
  private:

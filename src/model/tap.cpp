@@ -35,7 +35,8 @@ void Tap::Record(std::string_view stem, std::string_view axes, const TapView& vi
   o.shard = where.shard;
   o.meta = {meta.data(), n_meta};
   Status status = recorder_->Record(o);
-  if (!status.ok() && status_.ok()) status_ = std::move(status);
+  // What the machine refused (disk, budget) the recorder has counted; the run goes on.
+  if (!status.ok() && status.code() != Code::kEnvironment && status_.ok()) status_ = std::move(status);
 }
 
 void Tap::Witness(const TapView& view) {

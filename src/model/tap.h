@@ -78,7 +78,8 @@ class Tap {
     TapMeta meta = {};
     bool load = false;  // a weight: no step, phase "load", no token rows
   };
-  // stem: canonical name without the layer. A failed write is kept (first one wins) and does not stop the run.
+  // stem: canonical name without the layer. An observation that does not fit together is
+  // an error (status()); one that the machine refused is counted by the recorder.
   void Record(std::string_view stem, std::string_view axes, const TapView& view, const Where& where);
 
   const Status& status() const { return status_; }
