@@ -94,6 +94,13 @@ ASSAY_INLINE void AddTo(double* to, __m512 x) {
   _mm512_storeu_pd(to + 8, _mm512_add_pd(_mm512_loadu_pd(to + 8), high));
 }
 
+// Sum of eight 64-bit numbers, modulo 2^64 (the intrinsic adds signed ones, which may not overflow).
+ASSAY_INLINE uint64_t Fold64(__m512i v) {
+  const __m256i four = _mm256_add_epi64(_mm512_castsi512_si256(v), _mm512_extracti64x4_epi64(v, 1));
+  const __m128i two = _mm_add_epi64(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
+  return static_cast<uint64_t>(_mm_cvtsi128_si64(two)) + static_cast<uint64_t>(_mm_extract_epi64(two, 1));
+}
+
 void Flush(Accumulator* acc) {
   if (acc->matrix == nullptr || acc->matrix_layout == 0) return;
   Buckets buckets;
@@ -679,7 +686,7 @@ void AddChunks(const Piece& piece, PieceState<F>* state, Accumulator* acc) {
   acc->sum += _mm512_reduce_add_pd(_mm512_add_pd(sums.sum[0], sums.sum[1]));
   acc->sum_sq += sum_sq;
   if constexpr (kSketching != Sketching::kNone) {
-    acc->digest += static_cast<uint64_t>(_mm512_reduce_add_epi64(sums.digest));
+    acc->digest += Fold64(sums.digest);
   }
   if constexpr (kSketching == Sketching::kDirect) {
     for (int v = 0; v < 4; ++v) AddTo(acc->sketch + 16 * v, sums.buckets.part[v]);
@@ -687,7 +694,7 @@ void AddChunks(const Piece& piece, PieceState<F>* state, Accumulator* acc) {
   if constexpr (kCells) {
     if (piece.row) {
       piece.row->sum_sq += sum_sq;
-      piece.row->digest += static_cast<uint64_t>(_mm512_reduce_add_epi64(sums.row_digest));
+      piece.row->digest += Fold64(sums.row_digest);
     }
   }
 }
