@@ -129,10 +129,7 @@ void Flush(Accumulator* acc) {
 }
 
 // Bytes ahead of which the loop asks memory for data; reaching past the view is harmless.
-#ifndef KAHEAD
-#define KAHEAD 8192
-#endif
-constexpr uint32_t kAhead = KAHEAD;
+constexpr uint32_t kAhead = 8192;
 
 // Group hashes of groups [group, group + n), with room for whole vectors behind them.
 ASSAY_INLINE void HashGroups(uint32_t group, uint32_t salt, uint32_t n, uint32_t* out) {
@@ -221,8 +218,8 @@ struct Lanes8 {
 };
 
 // The float formats that the vector loop takes. A step is 64 bytes: kGroups groups of kWords 32-bit words, which widen
-// to kVectors vectors of floats. kLimit: magnitude patterns from here on are taken apart: the non-finite ones, and for
-// f32 and bf16 those of 2^96 and more. kNonfinite: the non-finite ones alone.
+// to kVectors vectors of floats. kLimit: magnitude patterns from here on are taken apart: the non-finite ones, f32 of
+// 2^96 and more (running sums of the sketch), bf16 of 2^60 and more (squares in float).
 template <class L, DType kDType, uint32_t kLimitBits, uint32_t kNonfiniteBits, uint32_t kNormalBits>
 struct Format {
   using Lanes = L;
