@@ -7,31 +7,13 @@
 #include <vector>
 
 #include "base/status.h"
+#include "finding/finding.h"
 #include "trace/reader.h"
 
 namespace assay {
 
 enum class Verdict : uint8_t { kSame, kNoise, kFault, kIncomparable };
 std::string NameOf(Verdict verdict);
-
-// The common form of a finding in every command's JSON ("first_bad").
-struct FirstBad {
-  std::string name;  // canonical: "layers.2.attn.out"
-  int32_t layer = -1;
-  int64_t step = -1;
-  uint64_t request = 0;
-  std::vector<std::pair<int64_t, int64_t>> positions;  // inclusive ranges
-  std::vector<int32_t> heads;                          // global head numbers; empty: all or not known
-  std::vector<int32_t> ranks;
-  std::string cls;       // class of the case bank, "UNKNOWN" when the differential way cannot tell
-  std::string constant;  // fitted constant with its meaning, or empty
-  double measured = 0;   // relative L2 difference
-  double bound = 0;
-  std::string bound_basis;  // where the bound comes from, in words with numbers
-  std::string method;       // "diff: sketches", "diff: payloads", "diff: digests"
-  double confidence = 0;    // 0..1
-  std::vector<std::string> evidence;
-};
 
 struct Coverage {
   uint64_t sites_a = 0, sites_b = 0, sites_common = 0, sites_compared = 0;
