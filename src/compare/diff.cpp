@@ -6,6 +6,7 @@
 #include "compare/findings.h"
 #include "compare/joint_index.h"
 #include "compare/judge.h"
+#include "compare/payload_diff.h"
 #include "compare/site_graph.h"
 
 namespace assay {
@@ -125,6 +126,8 @@ Result<DiffResult> Diff(const Trace& a, const Trace& b, const DiffOptions& optio
   std::vector<std::string> notes = index.notes;
   const SiteGraph graph = SiteGraph::Build(index, ComparableSites(index, &notes));
   Judgement judgement = JudgeAll(index, graph, judge);
+
+  ComparePayloads(index, &judgement, &notes);
 
   DiffResult result;
   result.findings = MakeFindings(index, graph, judgement);

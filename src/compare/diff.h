@@ -1,6 +1,7 @@
 // Two traces against each other: the first tensor whose inputs agree and whose value does not.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -30,13 +31,16 @@ struct NearTie {
   double margin = 0, bound = 0;
 };
 
-// Element by element, where both sides stored the tensor. ULP distances count representable values of the coarser dtype
-// of both sides.
+// Element by element, where both sides stored the tensor. A ulp is the gap between neighbours of the coarser dtype of
+// both sides at the larger of the two values (of integers: 1).
 struct PayloadDifference {
+  static constexpr int kUlpBins = 32;
   uint64_t elements = 0;          // compared; 0: no payload on both sides
   uint64_t nonfinite_differ = 0;  // elements that are NaN or infinite on one side only, or differently
   double max_abs = 0, rel_l2 = 0, cosine = 0;
   double ulp_p50 = 0, ulp_p99 = 0, ulp_max = 0;
+  // Elements by distance: equal, up to 1, up to 2, up to 4 ulp …; the last bin holds the rest.
+  std::array<uint64_t, kUlpBins> ulp_histogram{};
   int64_t position = -1, head = -1, channel = -1;  // of the largest absolute difference
   double value_a = 0, value_b = 0;                 // there
 };

@@ -64,6 +64,7 @@ class Maker {
                               std::to_string(outcome_.roots.size()) + " rows in all");
     }
     for (int32_t rank : outcome_.deviating_ranks) bad_.ranks.push_back(rank);
+    AddPayload();
     if (explain) {
       FindHeads();
       FindRanks();
@@ -73,6 +74,25 @@ class Maker {
   }
 
  private:
+  void AddPayload() {
+    const PayloadDifference& p = outcome_.comparison.payload;
+    if (p.elements == 0) return;
+    bad_.method = "diff: payloads";
+    std::string where = "at";
+    if (p.position >= 0) where += " position " + std::to_string(p.position) + ",";
+    if (p.head >= 0) where += " head " + std::to_string(p.head) + ",";
+    where += " channel " + std::to_string(p.channel);
+    bad_.evidence.push_back("payloads: largest difference " + Number(p.max_abs) + " " + where + " (" +
+                            Number(p.value_a) + " in A, " + Number(p.value_b) + " in B), relative L2 " +
+                            Number(p.rel_l2) + ", cosine " + Number(p.cosine) + ", ulp: half within " +
+                            Number(p.ulp_p50) + ", 99 % within " + Number(p.ulp_p99) + ", largest " +
+                            Number(p.ulp_max));
+    if (p.nonfinite_differ > 0) {
+      bad_.evidence.push_back("payloads: " + std::to_string(p.nonfinite_differ) +
+                              " elements are non-finite on one side only, or differently");
+    }
+  }
+
   // The request whose wrong rows come first in time, and its positions.
   void PickRequest() {
     struct PerRequest {
@@ -246,7 +266,8 @@ class Maker {
     if (!site_.has_rows || outcome_.reason == RootReason::kChoice) return;
     std::vector<uint32_t> rows = outcome_.roots;
     if (rows.size() > kRowsExplained) rows.resize(kRowsExplained);
-    RowCause cause = ExplainRows(index_, graph_, outcome_.site, rows, outcome_.reason == RootReason::kNonFinite);
+    RowCause cause =
+        ExplainRows(index_, graph_, outcome_.site, rows, outcome_.reason == RootReason::kNonFinite, outcome_.bound);
     bad_.cls = cause.cls;
     bad_.constant = cause.constant;
     for (std::string& line : cause.evidence) bad_.evidence.push_back(std::move(line));

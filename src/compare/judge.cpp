@@ -74,7 +74,11 @@ struct InputState {
 class Judge {
  public:
   Judge(const JointIndex& index, const SiteGraph& graph, const JudgeOptions& options)
-      : index_(index), graph_(graph), options_(options), judged_(index.sites.size()), aside_(index.n_rows, 0) {}
+      : index_(index),
+        graph_(graph),
+        options_(options),
+        judged_(index.sites.size()),
+        aside_from_(index.n_rows, Judgement::kNever) {}
 
   Judgement Run() {
     CountComparisons();
@@ -92,11 +96,12 @@ class Judge {
       }
       while (first_live_ <= s && judged_[first_live_].cells.empty()) ++first_live_;
     }
+    result_.aside_from = std::move(aside_from_);
     static constexpr const char* kNames[2] = {"A", "B"};
     for (int side : {kA, kB}) {
       auto note = [&](uint64_t count, const char* what) {
-        if (count > 0)
-          result_.coverage.notes.push_back(std::string(kNames[side]) + ": " + std::to_string(count) + what);
+        if (count == 0) return;
+        result_.coverage.notes.push_back(std::string(kNames[side]) + ": " + std::to_string(count) + what);
       };
       note(repeated_[side], " rows recorded more than once by one rank; the last recording is compared");
       note(incomplete_[side], " rows left out because a rank's part is missing");
@@ -289,7 +294,7 @@ class Judge {
       const int64_t prompt = index_.requests[request].prompt_tokens;
       for (uint32_t k = 0; k < interval.count; ++k) {
         const uint32_t row = interval.base + k;
-        aside_[row] = behind;
+        if (behind) aside_from_[row] = 0;
         if (behind || tokens[row].state == CellState::kAbsent || tokens[row].diff == 0) continue;
         if (interval.first + int64_t{k} < prompt - 1) continue;  // the next input is the prompt's, not this choice
         // A run that follows given tokens (--like) has equal inputs in spite of another choice.
@@ -430,7 +435,7 @@ class Judge {
         }
         Cell& cell = judged.cells[row];
         if (cell.state == CellState::kAbsent) continue;
-        if (aside_[row]) {
+        if (aside_from_[row] <= s) {
           cell.state = CellState::kAside;
           ++outcome_.comparison.rows_set_aside;
           continue;
@@ -567,7 +572,7 @@ class Judge {
     if (margin < 0 ? in.absolute > 0 : margin <= bound) {
       cell->state = CellState::kAside;
       ++line.rows_set_aside;
-      if (graph_.nodes[s].op == SiteOp::kSelect) aside_[row] = 1;
+      if (graph_.nodes[s].op == SiteOp::kSelect) aside_from_[row] = std::min(aside_from_[row], s + 1);
       if (result_.near_ties.size() < kMaxNearTies) {
         const RowInterval& interval = index_.interval_of(row);
         result_.near_ties.push_back({index_.sites[s].name, index_.requests[interval.request].key,
@@ -696,7 +701,7 @@ class Judge {
   const JudgeOptions& options_;
   Judgement result_;
   std::vector<Judged> judged_;
-  std::vector<uint8_t> aside_;  // by row: set aside from here on
+  std::vector<uint32_t> aside_from_;  // as in Judgement
   uint32_t first_live_ = 0;
   bool same_reading_ = true;  // both sides take the same attention path and cut the prefill alike, as far as they say
   double spread4_ = 1, spread64_ = 1;

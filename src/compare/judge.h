@@ -61,6 +61,9 @@ struct Judgement {
   std::vector<SiteOutcome> sites;  // those compared, in causal order
   Coverage coverage;
   std::vector<NearTie> near_ties;
+  // By row number: the first site (index) from which on the row is set aside; kNever: not at all.
+  static constexpr uint32_t kNever = ~uint32_t{0};
+  std::vector<uint32_t> aside_from;
   uint64_t near_ties_total = 0;  // near_ties holds the first 1000
   bool all_equal = true;
   bool by_rows = true;  // every comparison had row grids

@@ -10,8 +10,10 @@
 namespace assay {
 namespace {
 
-// A fit holds when it leaves less than this part of what it explains.
-constexpr double kFitResidual = 0.02;
+// A fit holds when it leaves less than this part of what it explains, or than rounding explains, but never more than
+// the second number.
+constexpr double kFitResidual = 1e-3;
+constexpr double kLargestResidual = 0.05;
 constexpr const char* kSideName[2] = {"A", "B"};
 
 struct WrongRow {
@@ -36,8 +38,12 @@ double Dot(const double* a, const double* b) {
 
 class Explainer {
  public:
-  Explainer(const JointIndex& index, const SiteGraph& graph, uint32_t site)
-      : index_(index), graph_(graph), site_(site), op_(graph.nodes[site].op) {}
+  Explainer(const JointIndex& index, const SiteGraph& graph, uint32_t site, double noise)
+      : index_(index),
+        graph_(graph),
+        site_(site),
+        op_(graph.nodes[site].op),
+        residual_(std::clamp(noise, kFitResidual, kLargestResidual)) {}
 
   RowCause Run(const std::vector<uint32_t>& rows, bool nonfinite) {
     Load(rows);
@@ -283,7 +289,7 @@ class Explainer {
     if (!(aa > 0) || !(bb > 0)) return;
     const double c = ab / aa;
     const double rest = std::sqrt(std::max(0.0, bb - c * ab) / bb);
-    if (!(std::fabs(c - 1) > 4 * rest) || rest > kFitResidual) return;
+    if (!(std::fabs(c - 1) > 4 * rest) || rest > residual_) return;
     const std::string& stem = index_.sites[site_].parsed.stem;
     const bool lse = stem.ends_with("lse");
     const bool cache = Is("attn.kv_write");
@@ -317,7 +323,7 @@ class Explainer {
       if (!(ss > 0) || !(dd > 0)) continue;
       const double c = ds / ss;
       const double rest = std::sqrt(std::max(0.0, dd - c * ds) / dd);
-      if (rest > kFitResidual) continue;
+      if (rest > residual_) continue;
       cause_.cls = "REDUCE";
       cause_.constant = "B = A + " + Printf("%.3f", c) + " x " + index_.sites[edge.site].name;
       cause_.evidence.push_back("the difference is that input but for " + Printf("%.1e", rest) + " of its norm");
@@ -329,6 +335,7 @@ class Explainer {
   const SiteGraph& graph_;
   const uint32_t site_;
   const SiteOp op_;
+  const double residual_;
   std::vector<WrongRow> rows_;
   RowCause cause_;
 };
@@ -336,8 +343,8 @@ class Explainer {
 }  // namespace
 
 RowCause ExplainRows(const JointIndex& index, const SiteGraph& graph, uint32_t site, const std::vector<uint32_t>& rows,
-                     bool nonfinite) {
-  return Explainer(index, graph, site).Run(rows, nonfinite);
+                     bool nonfinite, double noise) {
+  return Explainer(index, graph, site, noise).Run(rows, nonfinite);
 }
 
 }  // namespace assay

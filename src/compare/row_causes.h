@@ -16,8 +16,9 @@ struct RowCause {
   std::vector<std::string> evidence;
 };
 
-// rows: wrong row numbers of the site, ascending. nonfinite: the masks of non-finite values differ.
+// rows: wrong row numbers of the site, ascending. nonfinite: the masks of non-finite values differ. noise: the relative
+// difference that right rows may have; a fit may leave that much, and 1e-3 at least.
 RowCause ExplainRows(const JointIndex& index, const SiteGraph& graph, uint32_t site, const std::vector<uint32_t>& rows,
-                     bool nonfinite);
+                     bool nonfinite, double noise);
 
 }  // namespace assay

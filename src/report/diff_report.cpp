@@ -58,6 +58,11 @@ Json PayloadJson(const PayloadDifference& p) {
   j["rel_l2"] = JsonNumber(p.rel_l2);
   j["cosine"] = JsonNumber(p.cosine);
   j["ulp"] = {{"p50", JsonNumber(p.ulp_p50)}, {"p99", JsonNumber(p.ulp_p99)}, {"max", JsonNumber(p.ulp_max)}};
+  // Trailing empty bins are left out.
+  size_t bins = p.ulp_histogram.size();
+  while (bins > 1 && p.ulp_histogram[bins - 1] == 0) --bins;
+  j["ulp_histogram"] =
+      std::vector<uint64_t>(p.ulp_histogram.begin(), p.ulp_histogram.begin() + static_cast<ptrdiff_t>(bins));
   j["nonfinite_differ"] = p.nonfinite_differ;
   j["where"] = {{"position", p.position}, {"head", p.head}, {"channel", p.channel}};
   j["a"] = JsonNumber(p.value_a);
