@@ -60,6 +60,8 @@ Status SetUp(const FaultDef& def, EngineOptions* options, ModelConfig* config) {
   }
   if (needs.path == "materialised") options->path = AttentionPath::kMaterialised;
   if (needs.path == "absorbed") options->path = AttentionPath::kAbsorbed;
+  if (!config->mla()) options->path = AttentionPath::kMaterialised;  // a variant may have no latent
+  if (needs.float_run && options->dtype == ComputeDType::kBF16) options->dtype = ComputeDType::kF32;
   options->shards = std::max(options->shards, needs.shards);
   if (needs.fp8) options->kv_dtype = KvDType::kFp8E4M3;
   if (needs.prefix_cache) options->prefix_cache = true;
@@ -119,6 +121,7 @@ std::vector<std::string> ListNeeds(const FaultNeeds& needs) {
   add(needs.variant == Variant::kGqa, "checkpoint variant: grouped-query attention with random weights");
   add(needs.variant == Variant::kFp8Blocks, "checkpoint variant: kv_b_proj in fp8 with block scales");
   add(needs.variant == Variant::kInt4Groups, "checkpoint variant: o_proj in int4 with group scales");
+  add(needs.float_run, "f32 or f64 arithmetic");
   add(needs.layers == LayerKind::kMla, "MLA");
   add(needs.layers == LayerKind::kMoe, "a MoE layer");
   add(needs.layers == LayerKind::kDense, "a dense FFN layer");

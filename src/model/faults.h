@@ -127,6 +127,7 @@ struct FaultNeeds {
   bool window = false;        // config override: sliding_window 8
   double routed_scaling = 0;  // config override: routed_scaling_factor; 0: as it is
   Variant variant = Variant::kNone;
+  bool float_run = false;  // f32 or f64 arithmetic: a bf16 run does by itself what the fault does
   LayerKind layers = LayerKind::kAny;
 };
 
