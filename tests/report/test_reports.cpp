@@ -1,0 +1,145 @@
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <limits>
+
+#include "compare/toy_model.h"
+#include "report/diff_report.h"
+#include "report/show_report.h"
+#include "report/sites_report.h"
+#include "sites/site_table.h"
+
+namespace assay {
+namespace {
+
+DiffResult SmallResult() {
+  DiffResult r;
+  r.verdict = Verdict::kFault;
+  r.summary = "fault: first wrong tensor layers.1.attn.out";
+  FirstBad f;
+  f.name = "layers.1.attn.out";
+  f.layer = 1;
+  f.step = 3;
+  f.request = 0xffffffffffffffff;
+  f.positions = {{13, 14}};
+  f.heads = {0, 2};
+  f.cls = "UNWRITTEN";
+  f.measured = std::numeric_limits<double>::infinity();
+  f.bound = 1e-6;
+  f.evidence = {"why"};
+  r.findings = {f};
+  r.coverage.sites_common = 4;
+  r.coverage.sites_compared = 3;
+  SiteComparison site;
+  site.name = "layers.1.attn.out";
+  site.rows = 20;
+  site.rows_bad = 2;
+  r.sites = {site};
+  return r;
+}
+
+TEST(DiffJson, KeysFollowTheSchema) {
+  const Json j = DiffJson(SmallResult(), "a", "b");
+  EXPECT_EQ(j["schema"], "assay.diff/1");
+  EXPECT_EQ(j["verdict"], "fault");
+  EXPECT_EQ(j["first_bad"], j["findings"][0]);
+  EXPECT_EQ(j["first_bad"]["request"], "ffffffffffffffff");  // a JSON number would round
+  EXPECT_EQ(j["first_bad"]["measured"], "Infinity");
+  EXPECT_EQ(j["first_bad"]["positions"], Json::parse("[[13,14]]"));
+  EXPECT_DOUBLE_EQ(j["coverage"]["share"], 0.75);
+  EXPECT_TRUE(j["sites"][0]["max_abs"].is_null());
+  EXPECT_TRUE(j["sites"][0]["payload"].is_null());
+}
+
+TEST(DiffJson, NoFindingIsNull) {
+  DiffResult r;
+  const Json j = DiffJson(r, "a", "b");
+  EXPECT_TRUE(j["first_bad"].is_null());
+  EXPECT_EQ(j["findings"].size(), 0u);
+  EXPECT_EQ(j["verdict"], "incomparable");
+  EXPECT_EQ(j["coverage"]["share"], 0.0);  // nothing compared is no full coverage
+}
+
+TEST(DiffText, NamesTheTensorItsPlaceAndItsBound) {
+  const std::string text = DiffText(SmallResult(), "a", "b", false);
+  for (const char* part : {"first wrong tensor: layers.1.attn.out", "positions 13-14", "heads 0,2", "UNWRITTEN",
+                           "<- first wrong", "3 of 4 common sites"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
+  }
+}
+
+TEST(SitesJson, HasEverySiteWithItsInputs) {
+  const Json j = SitesJson("");
+  EXPECT_EQ(j["schema"], "assay.sites/1");
+  EXPECT_EQ(j["sites"].size(), AllSites().size());
+  const Json one = SitesJson("attn.v");
+  ASSERT_EQ(one["sites"].size(), 1u);
+  EXPECT_EQ(one["sites"][0]["name"], "layers.N.attn.v");
+  EXPECT_EQ(one["sites"][0]["inputs_materialised"][0][0]["name"], "attn.v_proj");
+}
+
+class ShowTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    dir_ = ::testing::TempDir() + "/show_" + std::to_string(getpid());
+    testing::ToyOptions options;
+    options.ranks = 2;
+    options.decode_steps = 2;
+    options.fault = [](const std::string& name, int request, int64_t first, testing::Matrix* m) {
+      if (name == "layers.0.mlp.up" && request == 0 && first == 0) m->at(1, 1) = std::nanf("");
+    };
+    trace_ = testing::ToyModel::Run(dir_, options);
+  }
+  void TearDown() override { std::filesystem::remove_all(dir_); }
+  std::string dir_;
+  std::unique_ptr<Trace> trace_;
+};
+
+TEST_F(ShowTest, FiltersBySiteRankStepAndRequest) {
+  ShowOptions options;
+  options.sites = {"layers.0.attn.*"};
+  options.ranks = {1};
+  options.steps = {0};
+  options.requests = {trace_->processes()[0].requests[0].key};
+  const ShowModel model = MakeShowModel(*trace_, options);
+  ASSERT_FALSE(model.events.empty());
+  for (const ShownEvent& e : model.events) {
+    EXPECT_TRUE(e.site.starts_with("layers.0.attn.")) << e.site;
+    EXPECT_EQ(e.event.rank, 1);
+    EXPECT_EQ(e.event.step, 0);
+  }
+  options.requests = {12345};
+  EXPECT_TRUE(MakeShowModel(*trace_, options).events.empty());
+}
+
+TEST_F(ShowTest, StepsAscendAndTheLimitIsSaid) {
+  ShowOptions options;
+  options.limit = 10;
+  const ShowModel model = MakeShowModel(*trace_, options);
+  EXPECT_EQ(model.events.size(), 10u);
+  EXPECT_EQ(model.matching, trace_->event_count());
+  for (size_t i = 1; i < model.events.size(); ++i)
+    EXPECT_LE(model.events[i - 1].event.step, model.events[i].event.step);
+  EXPECT_NE(ShowText(*trace_, model, true).find("more events"), std::string::npos);
+}
+
+TEST_F(ShowTest, StatisticsCountNaNAndCoverEveryElement) {
+  ShowOptions options;
+  options.sites = {"layers.0.mlp.up"};
+  options.steps = {0};
+  options.ranks = {0};
+  const Json j = ShowJson(*trace_, MakeShowModel(*trace_, options));
+  EXPECT_EQ(j["schema"], "assay.show/1");
+  ASSERT_EQ(j["steps"].size(), 1u);
+  const Json& event = j["steps"][0]["events"][0];
+  EXPECT_EQ(event["shape"], Json::parse("[12,48]"));
+  EXPECT_EQ(event["strides"], Json::parse("[48,1]"));
+  EXPECT_EQ(event["stats"]["count"], 12 * 48);
+  EXPECT_EQ(event["stats"]["nan"], 1);
+  EXPECT_EQ(event["segments"][0]["rows"], 12);
+}
+
+}  // namespace
+}  // namespace assay
