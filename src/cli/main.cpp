@@ -2,7 +2,9 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
+#include <memory>
 #include <new>
+#include <string>
 
 #include "base/version.h"
 #include "cli/commands.h"
@@ -29,8 +31,23 @@ using AddCommand = void (*)(CLI::App&, int*);
 constexpr AddCommand kCommands[] = {AddDemoCommand, AddReferenceCommand, AddRunCommand,   AddDiffCommand,
                                     AddShowCommand, AddSitesCommand,     AddDoctorCommand};
 
+// One form of "TYPE [default] ... REQUIRED" under every version of CLI11: the help is an interface (tests/cli/golden).
+class HelpFormatter : public CLI::Formatter {
+ public:
+  std::string make_option_opts(const CLI::Option* option) const override {
+    if (option->get_type_size() == 0) return {};  // a flag
+    std::string text;
+    if (!option->get_type_name().empty()) text += " " + option->get_type_name();
+    if (!option->get_default_str().empty()) text += " [" + option->get_default_str() + "]";
+    if (option->get_expected_max() == CLI::detail::expected_max_vector_size) text += " ...";
+    if (option->get_required()) text += " REQUIRED";
+    return text;
+  }
+};
+
 int Run(int argc, char** argv) {
   CLI::App app{"assay finds the first wrong tensor in a running LLM.", "assay"};
+  app.formatter(std::make_shared<HelpFormatter>());  // before the commands, which take it over
   int exit_code = kExitOk;
   app.set_version_flag("--version", "assay " ASSAY_VERSION);
   app.footer(kFooter);
