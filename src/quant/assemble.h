@@ -1,0 +1,48 @@
+// How the tensors of a checkpoint become weights. Internal to the source.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "io/gguf.h"
+#include "io/json.h"
+#include "quant/weight_source.h"
+
+namespace assay {
+
+// What a source consists of while it is put together.
+struct Assembly {
+  std::map<std::string, WeightPtr> weights;
+  std::vector<WeightProblem> problems;
+  std::vector<std::string> others;
+
+  void Add(const std::string& name, Result<WeightPtr> weight);
+};
+
+// quantization_config as far as the decoders need it. All optional.
+struct QuantSettings {
+  std::string method;  // quant_method
+  int bits = 4;
+  int64_t block_rows = 0, block_cols = 0;  // weight_block_size or block_structure
+  int64_t group_size = 0;
+  bool gptq_v2 = false;
+};
+QuantSettings ReadQuantSettings(const Json& config);
+
+void AssembleSafetensors(const std::vector<CheckpointTensor>& tensors, const QuantSettings& settings, Assembly* out);
+
+// GGUF: tensors as CheckpointTensor (logical shape, dtype unset), types beside them.
+struct GgufParts {
+  std::string architecture;
+  int64_t n_heads = 0, n_kv_heads = 0;
+};
+void AssembleGguf(const std::vector<CheckpointTensor>& tensors, const std::vector<uint32_t>& types,
+                  const GgufParts& parts, Assembly* out);
+// config.json of the model that the metadata describes; null when its architecture is not known.
+Json ConfigFromGguf(const GgufFile& file, const std::vector<CheckpointTensor>& tensors);
+GgufParts PartsFromGguf(const GgufFile& file);
+
+}  // namespace assay

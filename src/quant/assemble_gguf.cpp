@@ -1,0 +1,173 @@
+// ggml's names for the tensors of a decoder, mapped to those of transformers, and its layouts undone.
+#include <algorithm>
+#include <cstdlib>
+
+#include "quant/assemble.h"
+
+namespace assay {
+namespace {
+
+struct NamePair {
+  std::string_view ggml, ours;
+};
+
+constexpr NamePair kModelNames[] = {
+    {"token_embd.", "model.embed_tokens."}, {"output_norm.", "model.norm."}, {"output.", "lm_head."}};
+
+// Behind "blk.N." and before "weight" or "bias".
+constexpr NamePair kLayerNames[] = {
+    {"attn_norm.", "input_layernorm."},
+    {"ffn_norm.", "post_attention_layernorm."},
+    {"attn_q.", "self_attn.q_proj."},
+    {"attn_k.", "self_attn.k_proj."},
+    {"attn_v.", "self_attn.v_proj."},
+    {"attn_qkv.", "self_attn.qkv_proj."},
+    {"attn_output.", "self_attn.o_proj."},
+    {"attn_q_norm.", "self_attn.q_norm."},
+    {"attn_k_norm.", "self_attn.k_norm."},
+    {"attn_q_a.", "self_attn.q_a_proj."},
+    {"attn_q_a_norm.", "self_attn.q_a_layernorm."},
+    {"attn_q_b.", "self_attn.q_b_proj."},
+    {"attn_kv_a_mqa.", "self_attn.kv_a_proj_with_mqa."},
+    {"attn_kv_a_norm.", "self_attn.kv_a_layernorm."},
+    {"attn_kv_b.", "self_attn.kv_b_proj."},
+    {"attn_sinks.", "self_attn.sinks."},
+    {"ffn_gate.", "mlp.gate_proj."},
+    {"ffn_up.", "mlp.up_proj."},
+    {"ffn_down.", "mlp.down_proj."},
+    {"ffn_gate_inp.", "mlp.gate."},
+    {"ffn_gate_inp_shexp.", "mlp.shared_expert_gate."},
+};
+
+// [E, out, in], cut into one weight an expert.
+constexpr NamePair kExpertNames[] = {{"ffn_gate_exps.weight", "gate_proj.weight"},
+                                     {"ffn_up_exps.weight", "up_proj.weight"},
+                                     {"ffn_down_exps.weight", "down_proj.weight"}};
+constexpr NamePair kSharedNames[] = {{"ffn_gate_shexp.weight", "gate_proj.weight"},
+                                     {"ffn_up_shexp.weight", "up_proj.weight"},
+                                     {"ffn_down_shexp.weight", "down_proj.weight"}};
+
+bool IsRopeLlama(const std::string& architecture) { return architecture == "llama"; }
+
+// Logical row of transformers' (head, half s, pair j) lies at row (head, pair j, half s) of the file.
+std::vector<int64_t> UnpermutedRows(int64_t rows, int64_t heads) {
+  std::vector<int64_t> order(static_cast<size_t>(rows));
+  const int64_t d = rows / heads, half = d / 2;
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t head = r / d, s = r % d / half, j = r % half;
+    order[static_cast<size_t>(r)] = head * d + 2 * j + s;
+  }
+  return order;
+}
+
+class Assembler {
+ public:
+  Assembler(const std::vector<CheckpointTensor>& tensors, const std::vector<uint32_t>& types, const GgufParts& parts,
+            Assembly* out)
+      : tensors_(tensors), types_(types), parts_(parts), out_(out) {}
+
+  void Run() {
+    for (size_t i = 0; i < tensors_.size(); ++i) Take(tensors_[i], types_[i]);
+    for (auto& [prefix, halves] : halves_) {
+      if (halves.first != nullptr && halves.second != nullptr) {
+        const std::string name = prefix + "self_attn.kv_b_proj.weight";
+        if (out_->weights.count(name) == 0) out_->Add(name, MakeJoinedKvB(name, halves.first, halves.second));
+      }
+    }
+  }
+
+ private:
+  void Take(const CheckpointTensor& t, uint32_t type) {
+    std::string_view name = t.name;
+    for (const NamePair& pair : kModelNames) {
+      if (name.substr(0, pair.ggml.size()) == pair.ggml) {
+        const std::string ours = std::string(pair.ours) + std::string(name.substr(pair.ggml.size()));
+        out_->Add(ours, MakeGgmlWeight(ours, t, type));
+        return;
+      }
+    }
+    const size_t dot = name.substr(0, 4) == "blk." ? name.find('.', 4) : std::string_view::npos;
+    if (dot == std::string_view::npos) {
+      out_->others.push_back(t.name);
+      return;
+    }
+    const std::string prefix = "model.layers." + std::string(name.substr(4, dot - 4)) + ".";
+    Layer(t, type, prefix, name.substr(dot + 1));
+  }
+
+  void Layer(const CheckpointTensor& t, uint32_t type, const std::string& prefix, std::string_view rest) {
+    for (const NamePair& pair : kLayerNames) {
+      if (rest.substr(0, pair.ggml.size()) == pair.ggml) {
+        const std::string ours = prefix + std::string(pair.ours) + std::string(rest.substr(pair.ggml.size()));
+        out_->Add(ours, Unpermuted(ours, pair.ggml, MakeGgmlWeight(ours, t, type)));
+        return;
+      }
+    }
+    for (const NamePair& pair : kExpertNames) {
+      if (rest == pair.ggml) return Experts(t, type, prefix + "mlp.experts.", std::string(pair.ours));
+    }
+    for (const NamePair& pair : kSharedNames) {
+      if (rest == pair.ggml) {
+        const bool one = parts_.architecture == "qwen2moe";
+        const std::string ours = prefix + (one ? "mlp.shared_expert." : "mlp.shared_experts.") + std::string(pair.ours);
+        return out_->Add(ours, MakeGgmlWeight(ours, t, type));
+      }
+    }
+    if (rest == "exp_probs_b.bias" || rest == "exp_probs_b") {
+      const std::string ours = prefix + "mlp.gate.e_score_correction_bias";
+      return out_->Add(ours, MakeGgmlWeight(ours, t, type));
+    }
+    if (rest == "attn_k_b.weight" || rest == "attn_v_b.weight") {
+      Result<WeightPtr> half = MakeGgmlWeight(t.name, t, type);
+      if (!half.ok()) return out_->Add(prefix + "self_attn.kv_b_proj.weight", std::move(half));
+      (rest == "attn_k_b.weight" ? halves_[prefix].first : halves_[prefix].second) = std::move(half).value();
+      return;
+    }
+    out_->others.push_back(t.name);
+  }
+
+  // llama.cpp stores the query and key rows of this architecture with pairs side by side.
+  Result<WeightPtr> Unpermuted(const std::string& name, std::string_view ggml, Result<WeightPtr> weight) {
+    const bool query = ggml == "attn_q.", key = ggml == "attn_k.";
+    if (!weight.ok() || !IsRopeLlama(parts_.architecture) || (!query && !key)) return weight;
+    const bool vector = (*weight)->shape().size() == 1;  // a bias is one row; its elements are what is permuted
+    const int64_t rows = (*weight)->rows(), heads = query ? parts_.n_heads : parts_.n_kv_heads;
+    if (vector || heads <= 0 || rows % (2 * heads) != 0) {
+      return BadTensor(*(*weight)->stored().front().tensor,
+                       "its rows are stored in another order for " + std::to_string(heads) +
+                           " heads, which cannot be undone for shape " + ShapeText((*weight)->shape()));
+    }
+    std::vector<int64_t> shape = (*weight)->shape();
+    return MakeRowView(name, std::move(weight).value(), std::move(shape), UnpermutedRows(rows, heads));
+  }
+
+  void Experts(const CheckpointTensor& t, uint32_t type, const std::string& prefix, const std::string& suffix) {
+    Result<WeightPtr> all = MakeGgmlWeight(t.name, t, type);
+    if (!all.ok() || t.shape.size() != 3) {
+      return out_->Add(prefix + "*." + suffix,
+                       all.ok() ? Result<WeightPtr>(BadTensor(t, "rank 3 expected")) : std::move(all));
+    }
+    const int64_t rows = t.shape[1];
+    for (int64_t e = 0; e < t.shape[0]; ++e) {
+      std::vector<int64_t> order(static_cast<size_t>(rows));
+      for (int64_t r = 0; r < rows; ++r) order[static_cast<size_t>(r)] = e * rows + r;
+      const std::string ours = prefix + std::to_string(e) + "." + suffix;
+      out_->Add(ours, MakeRowView(ours, *all, {rows, t.shape[2]}, std::move(order)));
+    }
+  }
+
+  const std::vector<CheckpointTensor>& tensors_;
+  const std::vector<uint32_t>& types_;
+  const GgufParts& parts_;
+  Assembly* out_;
+  std::map<std::string, std::pair<WeightPtr, WeightPtr>> halves_;
+};
+
+}  // namespace
+
+void AssembleGguf(const std::vector<CheckpointTensor>& tensors, const std::vector<uint32_t>& types,
+                  const GgufParts& parts, Assembly* out) {
+  Assembler(tensors, types, parts, out).Run();
+}
+
+}  // namespace assay

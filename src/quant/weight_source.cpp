@@ -1,0 +1,191 @@
+#include "quant/weight_source.h"
+
+#include <dirent.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+
+#include "base/mapped_file.h"
+#include "io/gguf.h"
+#include "io/text_file.h"
+#include "quant/assemble.h"
+
+namespace assay {
+namespace {
+
+constexpr uint64_t kMaxConfigBytes = 16u << 20;
+
+bool EndsWith(std::string_view text, std::string_view end) {
+  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
+}
+
+bool IsDirectory(const std::string& path) {
+  struct stat info {};
+  return ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+bool Exists(const std::string& path) {
+  struct stat info {};
+  return ::stat(path.c_str(), &info) == 0;
+}
+
+std::string FolderOf(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "." : path.substr(0, slash);
+}
+
+// The files of a GGUF model: path itself, or all of a split one ("…-00001-of-00003.gguf").
+Result<std::vector<std::string>> GgufFiles(const std::string& path) {
+  constexpr std::string_view kFirst = "-00001-of-";
+  const size_t at = path.rfind(kFirst);
+  if (at == std::string::npos || path.size() != at + kFirst.size() + 10 || !EndsWith(path, ".gguf"))
+    return std::vector{path};
+  const int count = std::atoi(path.substr(at + kFirst.size(), 5).c_str());
+  std::vector<std::string> files;
+  for (int i = 1; i <= count; ++i) {
+    char number[8];
+    std::snprintf(number, sizeof number, "%05d", i % 100000);
+    files.push_back(path.substr(0, at + 1) + number + path.substr(at + 6));
+    if (!Exists(files.back())) return Status::BadInput(files.back() + ": no such file; it is a part of " + path);
+  }
+  return files;
+}
+
+// The one model of a folder without safetensors; empty when there is none.
+Result<std::string> GgufOfFolder(const std::string& folder) {
+  std::vector<std::string> found;
+  if (DIR* dir = ::opendir(folder.c_str())) {
+    while (const dirent* entry = ::readdir(dir)) {
+      const std::string name = entry->d_name;
+      const bool later_part = name.find("-of-") != std::string::npos && name.find("-00001-of-") == std::string::npos;
+      if (EndsWith(name, ".gguf") && !later_part) found.push_back(folder + "/" + name);
+    }
+    ::closedir(dir);
+  }
+  std::sort(found.begin(), found.end());
+  if (found.size() > 1)
+    return Status::BadInput(folder + ": several GGUF models (" + found[0] + ", " + found[1] + "); name one");
+  return found.empty() ? std::string() : found[0];
+}
+
+}  // namespace
+
+struct WeightSource::Impl {
+  std::string path, config_file;
+  bool gguf = false;
+  Json config;
+  std::shared_ptr<const Checkpoint> checkpoint;  // safetensors
+  std::vector<MappedFile> files;                 // GGUF
+  std::vector<CheckpointTensor> stored;
+  std::vector<uint32_t> types;  // GGUF, beside stored
+  std::vector<WeightPtr> weights;
+  Assembly assembly;
+
+  Status OpenSafetensors() {
+    ASSAY_ASSIGN_OR_RETURN(checkpoint, Checkpoint::Open(path));
+    stored = checkpoint->tensors();
+    config_file = (IsDirectory(path) ? path : FolderOf(path)) + "/config.json";
+    if (Exists(config_file)) {
+      ASSAY_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(config_file, kMaxConfigBytes));
+      ASSAY_ASSIGN_OR_RETURN(config, ParseJson(text, config_file));
+    }
+    AssembleSafetensors(stored, ReadQuantSettings(config), &assembly);
+    return {};
+  }
+
+  Status OpenGguf(const std::string& first) {
+    ASSAY_ASSIGN_OR_RETURN(const std::vector<std::string> names, GgufFiles(first));
+    std::vector<GgufFile> parsed;
+    for (const std::string& name : names) {
+      ASSAY_ASSIGN_OR_RETURN(MappedFile mapped, MappedFile::Open(name));
+      ASSAY_ASSIGN_OR_RETURN(GgufFile file, ParseGguf(mapped.bytes().data(), mapped.bytes().size(), name));
+      files.push_back(std::move(mapped));
+      AddGguf(file, name);
+      parsed.push_back(std::move(file));
+    }
+    config_file = first;
+    return FinishGguf(parsed.front());
+  }
+
+  void AddGguf(const GgufFile& file, const std::string& name) {
+    for (const GgufTensor& t : file.tensors) {
+      CheckpointTensor tensor;
+      tensor.name = t.name;
+      tensor.shape = t.shape;
+      tensor.data = t.data;
+      tensor.size_bytes = t.size_bytes;
+      tensor.file = name;
+      tensor.file_offset = t.file_offset;
+      stored.push_back(std::move(tensor));
+      types.push_back(t.type->id);
+    }
+  }
+
+  Status FinishGguf(const GgufFile& first) {
+    gguf = true;
+    config = ConfigFromGguf(first, stored);
+    AssembleGguf(stored, types, PartsFromGguf(first), &assembly);
+    return {};
+  }
+
+  void Finish() {
+    for (auto& [name, weight] : assembly.weights) weights.push_back(weight);
+  }
+};
+
+WeightSource::WeightSource() : impl_(std::make_unique<Impl>()) {}
+WeightSource::~WeightSource() = default;
+
+Result<std::shared_ptr<const WeightSource>> WeightSource::Open(const std::string& path) {
+  std::shared_ptr<WeightSource> source(new WeightSource);
+  Impl& impl = *source->impl_;
+  impl.path = path;
+  std::string gguf = EndsWith(path, ".gguf") ? path : "";
+  if (IsDirectory(path) && !Exists(path + "/model.safetensors") && !Exists(path + "/model.safetensors.index.json")) {
+    ASSAY_ASSIGN_OR_RETURN(gguf, GgufOfFolder(path));
+  }
+  ASSAY_RETURN_IF_ERROR(gguf.empty() ? impl.OpenSafetensors() : impl.OpenGguf(gguf));
+  impl.Finish();
+  return std::shared_ptr<const WeightSource>(std::move(source));
+}
+
+Result<std::shared_ptr<const WeightSource>> WeightSource::FromGguf(const std::byte* data, uint64_t size_bytes,
+                                                                   const std::string& file) {
+  std::shared_ptr<WeightSource> source(new WeightSource);
+  source->impl_->path = source->impl_->config_file = file;
+  ASSAY_ASSIGN_OR_RETURN(const GgufFile parsed, ParseGguf(data, size_bytes, file));
+  source->impl_->AddGguf(parsed, file);
+  ASSAY_RETURN_IF_ERROR(source->impl_->FinishGguf(parsed));
+  source->impl_->Finish();
+  return std::shared_ptr<const WeightSource>(std::move(source));
+}
+
+const std::string& WeightSource::path() const { return impl_->path; }
+bool WeightSource::is_gguf() const { return impl_->gguf; }
+const Json& WeightSource::config() const { return impl_->config; }
+std::string WeightSource::config_file() const { return impl_->config_file; }
+const std::vector<WeightPtr>& WeightSource::weights() const { return impl_->weights; }
+const std::vector<WeightProblem>& WeightSource::problems() const { return impl_->assembly.problems; }
+const std::vector<std::string>& WeightSource::others() const { return impl_->assembly.others; }
+const std::vector<CheckpointTensor>& WeightSource::stored() const { return impl_->stored; }
+
+const Weight* WeightSource::find(std::string_view name) const {
+  const auto at = std::lower_bound(impl_->weights.begin(), impl_->weights.end(), name,
+                                   [](const WeightPtr& w, std::string_view n) { return w->name() < n; });
+  return at != impl_->weights.end() && (*at)->name() == name ? at->get() : nullptr;
+}
+
+std::string CanonicalWeightName(std::string_view name) {
+  for (const std::string_view prefix : {"model.language_model.", "language_model.model.", "model."}) {
+    if (name.substr(0, prefix.size()) == prefix) {
+      name.remove_prefix(prefix.size());
+      break;
+    }
+  }
+  if (name.substr(0, 15) == "language_model.") name.remove_prefix(15);
+  std::string out(name);
+  if (const size_t at = out.find(".self_attn."); at != std::string::npos) out.replace(at, 11, ".attn.");
+  return out;
+}
+
+}  // namespace assay
