@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -51,6 +52,7 @@ struct FirstBad {
   std::vector<int32_t> ranks;
   std::string cls;       // one of fault_class
   std::string constant;  // fitted constant with its meaning, or empty
+  double constant_value = std::numeric_limits<double>::quiet_NaN();  // the number itself; NaN: none
   double measured = 0;   // relative L2 difference, or what bound_basis says
   double bound = 0;
   std::string bound_basis;  // where the bound comes from, in words with numbers

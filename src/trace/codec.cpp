@@ -225,6 +225,31 @@ bool CheckEvent(const unsigned char* record, uint32_t size_bytes) {
   return true;
 }
 
+std::string_view FindMeta(const unsigned char* record, std::string_view key) {
+  EventFixed fixed;
+  std::memcpy(&fixed, record + sizeof(RecordHeader), sizeof fixed);
+  if (!(fixed.groups & format::kGroupMeta)) return {};
+  const unsigned char* at = record + sizeof(RecordHeader) + fixed.fixed_bytes;
+  if (fixed.groups & format::kGroupShard) at += sizeof(format::ShardGroup);
+  at += 8 * uint64_t{fixed.ndim};
+  if (fixed.groups & format::kGroupStream) at += 8;
+  if (fixed.groups & format::kGroupStorageOffset) at += 8;
+  if (fixed.groups & format::kGroupStrides) at += 8 * uint64_t{fixed.ndim};
+  if (fixed.groups & format::kGroupPayload) {
+    format::PayloadGroup payload;
+    std::memcpy(&payload, at, sizeof payload);
+    at += sizeof payload + 8 * payload.n_rows;
+  }
+  for (uint32_t i = 0; i < fixed.n_meta; ++i) {
+    uint32_t lengths[2];
+    std::memcpy(lengths, at, 8);
+    const char* text = reinterpret_cast<const char*>(at + 8);
+    if (std::string_view(text, lengths[0]) == key) return {text + lengths[0], lengths[1]};
+    at += 8 + uint64_t{lengths[0]} + lengths[1];
+  }
+  return {};
+}
+
 Event DecodeEvent(const unsigned char* record) {
   EventFixed fixed;
   std::memcpy(&fixed, record + sizeof(RecordHeader), sizeof fixed);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "base/status.h"
 #include "trace/event.h"
@@ -26,6 +27,8 @@ void PatchEvent(unsigned char* record, uint64_t sequence, uint64_t time_ns);
 bool CheckEvent(const unsigned char* record, uint32_t size_bytes);
 // REQUIRES: CheckEvent passed.
 Event DecodeEvent(const unsigned char* record);
+// Value of a metadata key in place; empty when the event does not have it. REQUIRES: CheckEvent passed.
+std::string_view FindMeta(const unsigned char* record, std::string_view key);
 
 // --- other records: body bytes behind AuxHead ------------------------------------------------------------------------
 

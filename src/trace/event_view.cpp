@@ -47,6 +47,12 @@ int32_t EventView::n_segments() const {
   return static_cast<int32_t>(Field<uint32_t>(record_, offsetof(EventFixed, n_segments)));
 }
 
+bool EventView::has_payload() const {
+  return (Field<uint16_t>(record_, offsetof(EventFixed, groups)) & format::kGroupPayload) != 0;
+}
+
+std::string_view EventView::meta(std::string_view key) const { return codec::FindMeta(record_, key); }
+
 SegmentSummary EventView::segment(int32_t i) const {
   const unsigned char* at = codec::SegmentAt(record_, static_cast<uint32_t>(i));
   format::SegmentFixed fixed;
@@ -55,15 +61,20 @@ SegmentSummary EventView::segment(int32_t i) const {
   s.request = fixed.request;
   s.first_position = fixed.first_position;
   s.n_rows = fixed.n_rows;
+  s.first_row = fixed.first_row;
   s.padding = (fixed.flags & format::kSegmentPadding) != 0;
   s.count = fixed.count;
   if (fixed.flags & format::kSegmentRare) {
     format::RareCounts rare;
     std::memcpy(&rare, at + fixed.fixed_bytes, sizeof rare);
     s.nonfinite = rare.nan + rare.pos_inf + rare.neg_inf;
+    s.nan = rare.nan;
   }
+  s.zero = fixed.zero;
   s.sum = fixed.sum;
   s.sum_sq = fixed.sum_sq;
+  s.min = fixed.min;
+  s.max = fixed.max;
   s.abs_max = fixed.abs_max;
   s.digest = fixed.digest;
   s.digest_split = (fixed.flags & format::kSegmentDigestSplit) != 0;
@@ -74,6 +85,10 @@ SegmentSummary EventView::segment(int32_t i) const {
 
 void EventView::sketch(int32_t i, double out[kSketchSize]) const {
   codec::ReadSketch(codec::PartsOf(codec::SegmentAt(record_, static_cast<uint32_t>(i))), out);
+}
+
+uint64_t EventView::histogram(int32_t i, std::vector<ExponentBin>* out) const {
+  return codec::ReadHistogram(codec::PartsOf(codec::SegmentAt(record_, static_cast<uint32_t>(i))), out);
 }
 
 void EventView::row_cell(int32_t i, int32_t row, RowCell* out) const {

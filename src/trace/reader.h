@@ -23,11 +23,16 @@ struct SegmentSummary {
   uint64_t request = 0;
   int64_t first_position = 0;
   int64_t n_rows = 0;
+  int64_t first_row = 0;
   bool padding = false;
   uint64_t count = 0;
   uint64_t nonfinite = 0;
+  uint64_t nan = 0;
+  uint64_t zero = 0;
   double sum = 0;
   double sum_sq = 0;
+  double min = 0;
+  double max = 0;
   double abs_max = 0;
   uint64_t digest = 0;
   bool digest_split = false;
@@ -51,7 +56,12 @@ class EventView {
   uint32_t flags() const;
   Shard shard() const;
   int32_t n_segments() const;
+  bool has_payload() const;
+  // Value of a metadata key, in place in the file; empty when the event does not have it.
+  std::string_view meta(std::string_view key) const;
   SegmentSummary segment(int32_t i) const;
+  // The exponent histogram of a segment, without allocating once *out has grown; returns the number of samples.
+  uint64_t histogram(int32_t i, std::vector<ExponentBin>* out) const;
   void sketch(int32_t i, double out[kSketchSize]) const;
   void row_cell(int32_t i, int32_t row, RowCell* out) const;
   void head_cell(int32_t i, int32_t head, HeadCell* out) const;

@@ -221,6 +221,20 @@ void ReadHeadCell(const SegmentParts& parts, uint32_t head, HeadCell* out) {
   ReadFloats(reinterpret_cast<const unsigned char*>(bytes.sketch), kHeadSketchSize, bytes.exponent, out->sketch.data());
 }
 
+uint64_t ReadHistogram(const SegmentParts& parts, std::vector<ExponentBin>* out) {
+  out->resize(parts.fixed.n_bins);
+  const bool wide = (parts.fixed.flags & format::kSegmentWideHistogram) != 0;
+  for (uint32_t i = 0; i < parts.fixed.n_bins; ++i) {
+    const unsigned char* bin = parts.bins + uint64_t{i} * (wide ? 8 : 4);
+    std::memcpy(&(*out)[i].exponent, bin, 2);
+    uint16_t narrow_count = 0;
+    std::memcpy(&narrow_count, bin + 2, 2);
+    (*out)[i].count = narrow_count;
+    if (wide) std::memcpy(&(*out)[i].count, bin + 4, 4);
+  }
+  return parts.fixed.histogram_samples;
+}
+
 void DecodeSegment(const unsigned char* at, Segment* out) {
   const SegmentParts parts = PartsOf(at);
   const SegmentFixed& fixed = parts.fixed;
@@ -254,16 +268,7 @@ void DecodeSegment(const unsigned char* at, Segment* out) {
   for (uint32_t i = 0; i < fixed.n_row_cells; ++i) ReadRowCell(parts, i, &out->rows[i]);
   out->heads.resize(fixed.n_head_cells);
   for (uint32_t i = 0; i < fixed.n_head_cells; ++i) ReadHeadCell(parts, i, &out->heads[i]);
-  s.histogram.resize(fixed.n_bins);
-  const bool wide = (fixed.flags & format::kSegmentWideHistogram) != 0;
-  for (uint32_t i = 0; i < fixed.n_bins; ++i) {
-    const unsigned char* bin = parts.bins + uint64_t{i} * (wide ? 8 : 4);
-    std::memcpy(&s.histogram[i].exponent, bin, 2);
-    uint16_t narrow_count = 0;
-    std::memcpy(&narrow_count, bin + 2, 2);
-    s.histogram[i].count = narrow_count;
-    if (wide) std::memcpy(&s.histogram[i].count, bin + 4, 4);
-  }
+  ReadHistogram(parts, &s.histogram);
 }
 
 }  // namespace assay::codec

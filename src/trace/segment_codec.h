@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "trace/event.h"
 #include "trace/format.h"
@@ -30,6 +31,7 @@ SegmentParts PartsOf(const unsigned char* at);
 void ReadSketch(const SegmentParts& parts, double out[kSketchSize]);
 void ReadRowCell(const SegmentParts& parts, uint32_t row, RowCell* out);
 void ReadHeadCell(const SegmentParts& parts, uint32_t head, HeadCell* out);
+uint64_t ReadHistogram(const SegmentParts& parts, std::vector<ExponentBin>* out);  // returns the number of samples
 
 // First byte of segment i of a checked event record.
 inline const unsigned char* SegmentAt(const unsigned char* record, uint32_t i) {

@@ -1,0 +1,216 @@
+#include "check/assembly.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+
+namespace assay {
+namespace {
+
+constexpr size_t kMaxEvidence = 12;
+
+std::string CallKey(std::string_view name) {
+  std::string key(name);
+  if (key.ends_with(".lse")) key.replace(key.size() - 4, 4, ".out");
+  return key;
+}
+
+std::string Short(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g", value);
+  return text;
+}
+
+// Ranges that overlap or touch become one.
+void Unite(std::vector<std::pair<int64_t, int64_t>>* ranges) {
+  std::sort(ranges->begin(), ranges->end());
+  std::vector<std::pair<int64_t, int64_t>> out;
+  for (const auto& r : *ranges) {
+    if (!out.empty() && r.first <= out.back().second + 1) {
+      out.back().second = std::max(out.back().second, r.second);
+    } else {
+      out.push_back(r);
+    }
+  }
+  *ranges = std::move(out);
+}
+
+template <class T>
+void AddAll(const std::vector<T>& from, std::vector<T>* to) {
+  to->insert(to->end(), from.begin(), from.end());
+  std::sort(to->begin(), to->end());
+  to->erase(std::unique(to->begin(), to->end()), to->end());
+}
+
+}  // namespace
+
+std::vector<Assembly::Call> Assembly::Calls() const {
+  std::map<std::string, Call> calls;
+  for (size_t i = 0; i < reports_.size(); ++i) {
+    for (const Suspicion& s : reports_[i].found()) {
+      const std::string name = s.bad.name.empty() && s.event != kNoEvent ? capture_.Info(s.event)->name : s.bad.name;
+      Call& call = calls[CallKey(name)];
+      call.key = CallKey(name);
+      if (call.first == kNoEvent || (s.event != kNoEvent && capture_.Earlier(s.event, call.first)))
+        call.first = s.event;
+      call.local = call.local || s.local;
+      call.said.emplace_back(i, &s);
+    }
+  }
+  std::vector<Call> out;
+  for (auto& [key, call] : calls) out.push_back(std::move(call));
+  std::sort(out.begin(), out.end(), [&](const Call& a, const Call& b) {
+    // What has no event (a weight of the checkpoint) comes before everything that ran.
+    if (a.first == kNoEvent || b.first == kNoEvent) return a.first == kNoEvent && b.first != kNoEvent;
+    return capture_.Earlier(a.first, b.first);
+  });
+  return out;
+}
+
+FirstBad Assembly::Merged(const Call& call) const {
+  // A wrong output stands for its log-sum-exp; then the sharper verdict, then the earlier event.
+  std::vector<std::pair<size_t, const Suspicion*>> said = call.said;
+  const auto is_lse = [&](const Suspicion* s) {
+    return (s->bad.name.empty() ? capture_.Info(s->event)->name : s->bad.name).ends_with(".lse");
+  };
+  std::stable_sort(said.begin(), said.end(), [&](const auto& a, const auto& b) {
+    if (is_lse(a.second) != is_lse(b.second)) return !is_lse(a.second);
+    if (a.second->rank != b.second->rank) return a.second->rank > b.second->rank;
+    if (a.second->event == kNoEvent || b.second->event == kNoEvent) return false;
+    return capture_.Earlier(a.second->event, b.second->event);
+  });
+  const Suspicion& best = *said[0].second;
+  FirstBad bad = best.bad;
+  if (bad.method.empty()) bad.method = "check: " + std::string(checks_[said[0].first]->name);
+  if (best.event != kNoEvent) {
+    const auto info = capture_.Info(best.event);
+    if (bad.name.empty()) bad.name = info->name;
+    if (bad.ranks.empty()) bad.ranks = {info->event.rank};
+  }
+  bad.layer = ParseSiteName(bad.name).layer;
+  const EventId first = call.first == kNoEvent ? best.event : call.first;
+  if (first != kNoEvent && bad.step < 0) bad.step = capture_.Info(first)->event.step;
+
+  uint64_t elsewhere = 0;
+  for (size_t i = 1; i < said.size(); ++i) {
+    const Suspicion& s = *said[i].second;
+    if (is_lse(&s) != is_lse(&best)) continue;
+    const bool same_step = s.event != kNoEvent && best.event != kNoEvent &&
+                           capture_.trace().event(s.event).step() == capture_.trace().event(best.event).step();
+    if (s.bad.cls == bad.cls && same_step && s.bad.request == bad.request) {
+      AddAll(s.bad.heads, &bad.heads);
+      bad.positions.insert(bad.positions.end(), s.bad.positions.begin(), s.bad.positions.end());
+      AddAll(s.bad.ranks.empty() ? std::vector<int32_t>{capture_.trace().event(s.event).rank()} : s.bad.ranks,
+             &bad.ranks);
+    } else {
+      ++elsewhere;
+    }
+    if (said[i].first != said[0].first && bad.evidence.size() < kMaxEvidence) {
+      for (const std::string& line : s.bad.evidence)
+        bad.evidence.push_back(std::string(checks_[said[i].first]->name) + ": " + line);
+    }
+  }
+  Unite(&bad.positions);
+  if (bad.evidence.size() > kMaxEvidence) bad.evidence.resize(kMaxEvidence);
+  if (elsewhere > 0) bad.evidence.push_back("seen " + std::to_string(elsewhere) + " more times at this site");
+  return bad;
+}
+
+std::string Assembly::Line(size_t check, CheckState* state) const {
+  const CheckReport& r = reports_[check];
+  std::string line = std::string(checks_[check]->name) + ": ";
+  const auto root =
+      std::find_if(standing_[check].begin(), standing_[check].end(), [](const Standing& s) { return s.root; });
+  if (root != standing_[check].end()) {
+    *state = CheckState::kConfirmed;
+    return line + root->suspicion->bad.cls + " at " + root->name +
+           (root->suspicion->bad.evidence.empty() ? "" : ", " + root->suspicion->bad.evidence[0]);
+  }
+  if (!standing_[check].empty()) {
+    *state = CheckState::kNotTestable;
+    return line + "symptoms at " + standing_[check][0].name + " and behind follow from " + root_name_;
+  }
+  if (r.n_right() == 0) {
+    *state = CheckState::kNotTestable;
+    return line + (r.missing_why_.empty() ? "nothing that it judges was recorded" : r.missing_why_);
+  }
+  *state = CheckState::kRuledOut;
+  line += std::to_string(r.n_right()) + " judged, all right";
+  if (r.worst_event_ != kNoEvent) {
+    line += ", at most " + Short(r.worst_share_) + " of the bound (" + Short(r.worst_measured_) + " of " +
+            Short(r.worst_bound_) + " at " + capture_.Info(r.worst_event_)->name + ")";
+  }
+  for (const std::string& note : r.notes_) line += "; " + note;
+  if (r.n_missing_ > 0) line += "; " + std::to_string(r.n_missing_) + " not judged: " + r.missing_why_;
+  return line;
+}
+
+LedgerEntry Assembly::Entry(std::string_view name) const {
+  LedgerEntry entry;
+  entry.hypothesis = name;
+  bool confirmed = false, ruled_out = false;
+  std::vector<std::string> untested;
+  for (size_t i = 0; i < checks_.size(); ++i) {
+    if (checks_[i]->hypothesis != name) continue;
+    CheckState state = CheckState::kNotTestable;
+    std::string line = Line(i, &state);
+    // What confirms another hypothesis says nothing against this one.
+    if (state == CheckState::kConfirmed &&
+        std::none_of(standing_[i].begin(), standing_[i].end(), [&](const Standing& s) {
+          return s.root && (s.suspicion->hypothesis.empty() || s.suspicion->hypothesis == name);
+        })) {
+      continue;
+    }
+    confirmed = confirmed || state == CheckState::kConfirmed;
+    ruled_out = ruled_out || state == CheckState::kRuledOut;
+    (state == CheckState::kNotTestable ? untested : entry.evidence).push_back(std::move(line));
+    if (state != CheckState::kConfirmed && entry.capture.empty()) entry.capture = reports_[i].missing_capture_;
+    if (state == CheckState::kNotTestable && entry.capture.empty()) entry.capture = checks_[i]->needs;
+  }
+  for (size_t i = 0; i < checks_.size(); ++i) {
+    if (checks_[i]->hypothesis == name) continue;
+    for (const Standing& s : standing_[i]) {
+      if (!s.root || s.suspicion->hypothesis != name) continue;
+      confirmed = true;
+      entry.evidence.push_back(std::string(checks_[i]->name) + ": " + s.suspicion->bad.cls + " at " + s.name);
+      break;
+    }
+  }
+  entry.state = confirmed ? CheckState::kConfirmed : ruled_out ? CheckState::kRuledOut : CheckState::kNotTestable;
+  if (entry.state != CheckState::kRuledOut || entry.evidence.empty()) AddAll(untested, &entry.evidence);
+  return entry;
+}
+
+CheckResult Assembly::Result() {
+  CheckResult result;
+  standing_.assign(checks_.size(), {});
+  for (const Call& call : Calls()) {
+    FirstBad bad = Merged(call);
+    // A symptom behind something wrong needs no cause of its own.
+    const bool root = call.local || result.findings.empty();
+    if (result.findings.empty()) root_name_ = bad.name;
+    for (const auto& [check, suspicion] : call.said) standing_[check].push_back({suspicion, root, bad.name});
+    (root ? result.findings : result.consequences).push_back(std::move(bad));
+  }
+  for (const std::string_view name : AllHypotheses()) {
+    const bool exists =
+        std::any_of(checks_.begin(), checks_.end(), [&](const CheckDef* c) { return c->hypothesis == name; });
+    if (exists) result.ledger.push_back(Entry(name));
+  }
+  CheckCoverage& c = result.coverage;
+  const Trace& trace = capture_.trace();
+  c.events = capture_.event_count();
+  c.sites = capture_.Names().size();
+  c.processes = trace.processes().size();
+  c.payloads = capture_.payload_count();
+  for (const Damage& d : trace.damages()) c.damages += d.benign ? 0 : 1;
+  for (const TraceProcess& p : trace.processes()) c.dropped += p.dropped;
+  c.checks_run = checks_.size();
+  for (const CheckReport& r : reports_) {
+    c.results_judged += r.n_right_ + r.found_.size();
+    c.results_not_judged += r.n_missing_;
+  }
+  return result;
+}
+
+}  // namespace assay
