@@ -1,0 +1,111 @@
+#include "oracle/activation.h"
+
+#include <cmath>
+#include <numbers>
+
+namespace assay::oracle {
+namespace {
+
+// Value, what counts in roundings of the value, and the growth inside: see docs/numerics.md.
+struct Point {
+  double value, inner;
+};
+
+// x sigmoid(alpha x), without overflow; -inf gives -0, its limit, where engines' -inf · 0 is NaN: see Act.
+Point Swish(double x, double alpha) {
+  const double z = alpha * x;
+  const double sigmoid = z >= 0 ? 1 / (1 + std::exp(-z)) : std::exp(z) / (1 + std::exp(z));
+  const double y = x * sigmoid;
+  // The argument's rounding, z u, moves sigmoid by (1 - sigmoid) |z| u, relatively.
+  return {y, std::abs(y) * (1 + (1 - sigmoid) * std::abs(z))};
+}
+
+Point Gelu(double x) {
+  const double y = 0.5 * x * std::erfc(-x * std::numbers::sqrt2 / 2);
+  return {y, std::abs(x)};  // 1 + erf cancels for negative x: an absolute error of one roundoff times x
+}
+
+Point GeluTanh(double x) {
+  const double z = 2 * std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x);
+  const double y = z >= 0 ? x / (1 + std::exp(-z)) : x * (std::exp(z) / (1 + std::exp(z)));  // (1 + tanh(z/2)) / 2
+  // z's rounding moves (1 + tanh) / 2 by at most max(z / (4 cosh²(z/2))) < 0.23 roundoffs.
+  return {y, 2 * std::abs(x)};
+}
+
+// NaN stays NaN, as it does in min and max of the usual kernels.
+double Clamp(double x, double low, double high) { return x < low ? low : x > high ? high : x; }
+
+Point Act(double x, const ActivationSpec& spec) {
+  switch (spec.kind) {
+    case Activation::kSilu:
+      return Swish(x, 1);
+    case Activation::kGelu:
+      return Gelu(x);
+    case Activation::kGeluTanh:
+      return GeluTanh(x);
+    case Activation::kSwigluOai:
+      return Swish(spec.limit > 0 ? Clamp(x, -HUGE_VAL, spec.limit) : x, spec.alpha);
+  }
+  return {std::nan(""), 0};
+}
+
+Computed EmptyLike(const Array& x) {
+  return {Array::Filled(x.shape), Array::Filled(x.shape), Array::Filled(x.shape), 4, 8, 1};
+}
+
+}  // namespace
+
+Computed Activate(const Array& x, const ActivationSpec& spec) {
+  Computed c = EmptyLike(x);
+  for (int64_t i = 0; i < x.size(); ++i) {
+    const Point p = Act(x[i], spec);
+    c.value[i] = p.value;
+    c.scale[i] = std::abs(p.value);
+    c.inner[i] = p.inner;
+  }
+  return c;
+}
+
+Result<Computed> Gate(const Array& gate, const Array& up, const ActivationSpec& spec) {
+  if (gate.shape != up.shape) {
+    return Status::BadInput("a gate of shape " + ShapeText(gate.shape) + " and an up of shape " + ShapeText(up.shape));
+  }
+  const bool oai = spec.kind == Activation::kSwigluOai;
+  Computed c = EmptyLike(gate);
+  c.stores = oai ? 5 : 2;
+  for (int64_t i = 0; i < gate.size(); ++i) {
+    const Point p = Act(gate[i], spec);
+    double u = up[i], u_magnitude = std::abs(u);
+    if (oai) {
+      if (spec.limit > 0) u = Clamp(u, -spec.limit, spec.limit);
+      u_magnitude = std::abs(u) + 1;  // u + 1 cancels near -1
+      u += 1;
+    }
+    c.value[i] = p.value * u;
+    c.scale[i] = std::abs(p.value) * u_magnitude;
+    c.inner[i] = p.inner * u_magnitude;
+  }
+  return c;
+}
+
+Result<Computed> GateFused(const Array& gate_up, GateUpLayout layout, const ActivationSpec& spec) {
+  if (gate_up.rank() == 0 || gate_up.cols() % 2 != 0) {
+    return Status::BadInput("gate and up together need an even width, not shape " + ShapeText(gate_up.shape));
+  }
+  const int64_t f = gate_up.cols() / 2;
+  if (layout == GateUpLayout::kHalves) {
+    ASSAY_ASSIGN_OR_RETURN(const Array gate, TakeColumns(gate_up, 0, f));
+    ASSAY_ASSIGN_OR_RETURN(const Array up, TakeColumns(gate_up, f, 2 * f));
+    return Gate(gate, up, spec);
+  }
+  std::vector<int64_t> shape = gate_up.shape;
+  shape.back() = f;
+  Array gate = Array::Filled(shape), up = gate;
+  for (int64_t i = 0; i < gate.size(); ++i) {
+    gate[i] = gate_up[2 * i];
+    up[i] = gate_up[2 * i + 1];
+  }
+  return Gate(gate, up, spec);
+}
+
+}  // namespace assay::oracle

@@ -1,0 +1,144 @@
+#include "oracle/rope.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+namespace assay::oracle {
+namespace {
+
+constexpr double kTurn = 2 * std::numbers::pi;
+// Relative error of an engine's angle, in units of its accumulator: theta^(-2i/d) in that precision (the logarithm of
+// the result, at most 14, times one roundoff, and three for power and division) and the product with the position.
+constexpr double kAngleRoundings = 20;
+
+// Fast pairs stay, slow ones are divided by the factor; a linear ramp between the pairs that turn beta_fast and
+// beta_slow times within the original context.
+void StretchYarn(const RopeSpec& spec, std::vector<double>* inverse) {
+  const double dim = static_cast<double>(spec.dim);
+  const auto pair_that_turns = [&](double turns) {
+    return dim * std::log(spec.original_max_position / (turns * kTurn)) / (2 * std::log(spec.theta));
+  };
+  double low = pair_that_turns(spec.beta_fast), high = pair_that_turns(spec.beta_slow);
+  if (spec.truncate) {
+    low = std::floor(low);
+    high = std::ceil(high);
+  }
+  low = std::max(low, 0.0);
+  high = std::min(high, dim - 1);
+  if (low == high) high += 0.001;  // what the usual code does against a division by zero
+  for (size_t i = 0; i < inverse->size(); ++i) {
+    const double slow = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
+    (*inverse)[i] *= slow / spec.factor + (1 - slow);
+  }
+}
+
+// By wavelength: long waves are stretched by the factor, short ones stay, a blend between.
+void StretchLlama3(const RopeSpec& spec, std::vector<double>* inverse) {
+  for (double& f : *inverse) {
+    const double turns = spec.original_max_position * f / kTurn;  // within the original context
+    const double smooth =
+        std::clamp((turns - spec.low_freq_factor) / (spec.high_freq_factor - spec.low_freq_factor), 0.0, 1.0);
+    f *= (1 - smooth) / spec.factor + smooth;
+  }
+}
+
+double MagnitudeOf(const RopeSpec& spec) {
+  if (spec.scaling != RopeScaling::kYarn) return spec.attention_factor.value_or(1.0);
+  if (spec.attention_factor) return *spec.attention_factor;
+  // A weight of 0 counts as unset, as it does in the usual code.
+  if (spec.mscale.value_or(0) != 0 && spec.mscale_all_dim.value_or(0) != 0) {
+    return YarnMagnitude(spec.factor, *spec.mscale) / YarnMagnitude(spec.factor, *spec.mscale_all_dim);
+  }
+  return YarnMagnitude(spec.factor, 1);
+}
+
+}  // namespace
+
+double YarnMagnitude(double factor, double weight) { return factor <= 1 ? 1 : 0.1 * weight * std::log(factor) + 1; }
+
+Result<RopeFrequencies> MakeFrequencies(const RopeSpec& spec) {
+  const bool stretched = spec.scaling == RopeScaling::kYarn || spec.scaling == RopeScaling::kLlama3;
+  if (spec.dim < 2 || spec.dim % 2 != 0 || spec.dim > 1 << 20) {
+    return Status::BadInput("RoPE over " + std::to_string(spec.dim) + " elements: an even number is needed");
+  }
+  if (!(spec.theta > 0) || !std::isfinite(spec.theta) || !(spec.factor > 0) || !std::isfinite(spec.factor)) {
+    return Status::BadInput("RoPE's theta and factor must be positive numbers");
+  }
+  if (stretched && !(spec.original_max_position > 0)) {
+    return Status::BadInput("this scaling of RoPE needs rope.original_max_position");
+  }
+  if (spec.scaling == RopeScaling::kYarn && (spec.theta == 1 || !(spec.beta_fast > 0) || !(spec.beta_slow > 0))) {
+    return Status::BadInput("YaRN needs a theta other than 1 and positive rope.beta_fast, rope.beta_slow");
+  }
+  if (spec.scaling == RopeScaling::kLlama3 && !(spec.high_freq_factor > spec.low_freq_factor)) {
+    return Status::BadInput("rope.high_freq_factor must be above rope.low_freq_factor");
+  }
+  RopeFrequencies f;
+  for (int64_t i = 0; i < spec.dim / 2; ++i) {
+    f.inverse.push_back(std::pow(spec.theta, -static_cast<double>(2 * i) / static_cast<double>(spec.dim)));
+  }
+  if (spec.scaling == RopeScaling::kLinear) {
+    for (double& v : f.inverse) v /= spec.factor;
+  } else if (spec.scaling == RopeScaling::kLlama3) {
+    StretchLlama3(spec, &f.inverse);
+  } else if (spec.scaling == RopeScaling::kYarn) {
+    StretchYarn(spec, &f.inverse);
+  }
+  f.magnitude = MagnitudeOf(spec);
+  return f;
+}
+
+Computed CosSinTable(const RopeFrequencies& f, std::span<const double> positions) {
+  const int64_t half = static_cast<int64_t>(f.inverse.size());
+  const std::vector<int64_t> shape{static_cast<int64_t>(positions.size()), 2 * half};
+  Computed c{Array::Filled(shape), Array::Filled(shape), Array::Filled(shape), 2, kAngleRoundings, 1};
+  for (int64_t p = 0; p < shape[0]; ++p) {
+    for (int64_t i = 0; i < half; ++i) {
+      const double angle = positions[static_cast<size_t>(p)] * f.inverse[static_cast<size_t>(i)];
+      const double cosine = std::cos(angle) * f.magnitude, sine = std::sin(angle) * f.magnitude;
+      const int64_t at = p * 2 * half + i;
+      c.value[at] = cosine;
+      c.value[at + half] = sine;
+      c.scale[at] = std::abs(cosine);
+      c.scale[at + half] = std::abs(sine);
+      // |cos(a + e) - cos a| <= |e sin a| + e² / 2 <= 2 |e| while |e| is below 2: no sine, whose zeros would be too
+      // sharp.
+      c.inner[at] = c.inner[at + half] = 2 * std::abs(angle * f.magnitude);
+    }
+  }
+  return c;
+}
+
+Result<Computed> Rotate(const Array& x, std::span<const double> positions, const RopeFrequencies& f,
+                        const RopeLayout& layout) {
+  const int64_t half = static_cast<int64_t>(f.inverse.size()), d = x.cols();
+  if (x.rank() < 2 || x.shape[0] != static_cast<int64_t>(positions.size()) || d < 2 * half) {
+    return Status::BadInput("RoPE over " + std::to_string(2 * half) + " elements and " +
+                            std::to_string(positions.size()) + " positions does not fit " + ShapeText(x.shape));
+  }
+  Computed c{x, Array::Filled(x.shape), Array::Filled(x.shape), 3, kAngleRoundings, 3};
+  for (int64_t i = 0; i < x.size(); ++i) c.scale[i] = std::abs(x[i]);
+  if (x.size() == 0) return c;
+  const Computed table = CosSinTable(f, positions);
+  const int64_t heads = x.rows() / x.shape[0];
+  const int64_t step = layout.pairing == Pairing::kInterleaved ? 2 : 1;
+  const int64_t other = layout.pairing == Pairing::kInterleaved ? 1 : half;
+  for (int64_t r = 0; r < x.rows(); ++r) {
+    const std::span<const double> row = table.value.row(r / heads);
+    const std::span<const double> slack = table.inner.row(r / heads);
+    for (int64_t i = 0; i < half; ++i) {
+      const int64_t at = r * d + (layout.from_end ? d - 2 * half : 0) + i * step;
+      const double a = x[at], b = x[at + other];
+      const double cosine = row[static_cast<size_t>(i)], sine = row[static_cast<size_t>(half + i)];
+      c.value[at] = a * cosine - b * sine;
+      c.value[at + other] = b * cosine + a * sine;
+      c.scale[at] = std::abs(a * cosine) + std::abs(b * sine);
+      c.scale[at + other] = std::abs(b * cosine) + std::abs(a * sine);
+      c.inner[at] = c.inner[at + other] = (std::abs(a) + std::abs(b)) * slack[static_cast<size_t>(i)];
+    }
+  }
+  return c;
+}
+
+}  // namespace assay::oracle
