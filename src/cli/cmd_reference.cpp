@@ -72,11 +72,11 @@ Status ParseLayers(const std::string& text, EngineOptions* options) {
   return {};
 }
 
-int PrintFaults(bool json) {
+int PrintFaults(bool json, bool absorbed) {
   if (!json) {
     for (const FaultDef& f : AllFaults()) {
       const std::string needs = DescribeNeeds(f.needs);
-      fmt::print("{:<30} {:<10} {:<28} {}{}\n", f.name, f.cls, f.first_bad, f.what,
+      fmt::print("{:<30} {:<10} {:<28} {}{}\n", f.name, f.cls, FirstBadOn(f, absorbed), f.what,
                  needs.empty() ? "" : " [" + needs + "]");
     }
     return kExitOk;
@@ -89,7 +89,7 @@ int PrintFaults(bool json) {
     Json entry;
     entry["name"] = std::string(f.name);
     entry["class"] = std::string(f.cls);
-    entry["first_bad"] = std::string(f.first_bad);
+    entry["first_bad"] = std::string(FirstBadOn(f, absorbed));
     entry["needs"] = ListNeeds(f.needs);
     entry["what"] = std::string(f.what);
     out["faults"].push_back(std::move(entry));
@@ -299,7 +299,7 @@ void AddReferenceCommand(CLI::App& app, int* exit_code) {
       "Units: tokens, blocks and layers are counts; scales are plain factors. A fault that changes nothing exits 2.");
   command->callback([a, exit_code] {
     if (a->list_faults) {
-      *exit_code = PrintFaults(a->json);
+      *exit_code = PrintFaults(a->json, a->path == "absorbed");
       return;
     }
     if (a->model.empty()) {

@@ -100,6 +100,11 @@ Status SetUp(const FaultDef& def, EngineOptions* options, ModelConfig* config) {
 
 }  // namespace
 
+std::string_view FirstBadOn(const FaultDef& fault, bool absorbed) {
+  return absorbed && fault.before_w_uv && fault.needs.path != "materialised" ? "layers.N.attn.latent_out"
+                                                                             : fault.first_bad;
+}
+
 std::vector<std::string> ListNeeds(const FaultNeeds& needs) {
   std::vector<std::string> out;
   const auto add = [&](bool wanted, std::string text) {

@@ -135,13 +135,16 @@ struct FaultDef {
   FaultId id;
   std::string_view name;       // "decode-output-unwritten"
   std::string_view cls;        // class of the case bank, "UNWRITTEN"
-  std::string_view first_bad;  // "layers.N.attn.out"
+  std::string_view first_bad;  // "layers.N.attn.out", on the materialised path or the one that the fault needs
   std::string_view what;       // one line
   FaultNeeds needs;
+  bool before_w_uv = false;  // inside MLA's attention kernel: the absorbed path shows it at attn.latent_out already
 };
 
 std::span<const FaultDef> AllFaults();
 const FaultDef* FindFault(std::string_view name);  // nullptr when unknown
+// The fault's first wrong site when an MLA model runs on the given path.
+std::string_view FirstBadOn(const FaultDef& fault, bool absorbed);
 // One phrase a need, "path absorbed", "shards >= 2"; the same joined by semicolons, "" when nothing is needed.
 std::vector<std::string> ListNeeds(const FaultNeeds& needs);
 std::string DescribeNeeds(const FaultNeeds& needs);
