@@ -64,7 +64,7 @@ OpModel ModelOf(SiteOp op) {
       return {4, false, 2};
     case SiteOp::kAttention:  // scores, probabilities, output; a score's error grows by its own size
     case SiteOp::kMerge:
-      return {6, true, 8};
+      return {6, true, 4};
     case SiteOp::kAdd:
     case SiteOp::kReduce:
       return {3, false, 1};

@@ -418,6 +418,7 @@ class Judge {
     cache_site_ = CacheReadBy(s);
     const double spread = by_rows_ ? spread4_ : spread64_;
     const double typical_gain = TypicalGain(s);
+    const bool log_scale = index_.sites[s].parsed.stem.ends_with("lse");
     ratios_.clear();
     ratio_rows_.clear();
 
@@ -463,7 +464,9 @@ class Judge {
           JudgeChoice(s, row, in, &cell);
           continue;
         }
-        const double size = std::max<double>(cell.norm, typical_gain * in.norm);
+        // A logarithm has a natural unit: near 0 its error is that of the scores, not of its own size.
+        const double unit = log_scale ? std::sqrt(static_cast<double>(judged.cols)) : 0;
+        const double size = std::max<double>({cell.norm, typical_gain * in.norm, unit});
         // Behind a wrong input the question is only whether the row differs at all.
         const double growth = in.bad ? in.typical
                               : node.op == SiteOp::kAdd || node.op == SiteOp::kReduce

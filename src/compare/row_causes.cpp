@@ -212,7 +212,7 @@ class Explainer {
   }
 
   void DescribeRepeats(int side, int from, const std::vector<Seen>& seen, size_t found) {
-    size_t same_request = 0, same_site = 0, same_position = 0;
+    size_t same_request = 0, same_site = 0;
     int64_t shift = 0;
     bool one_shift = true, first = true;
     std::string example;
@@ -220,7 +220,6 @@ class Explainer {
       if (seen[i].step == -2) continue;
       same_request += seen[i].request == rows_[i].request;
       same_site += seen[i].site == site_;
-      same_position += seen[i].position == rows_[i].position;
       const int64_t s = int64_t{seen[i].position} - rows_[i].position;
       if (first) {
         shift = s;
