@@ -63,12 +63,14 @@ class Maker {
       bad_.evidence.push_back("in " + std::to_string(requests_) + " requests, " +
                               std::to_string(outcome_.roots.size()) + " rows in all");
     }
-    for (int32_t rank : outcome_.deviating_ranks) bad_.ranks.push_back(rank);
     AddPayload();
     if (explain) {
-      FindHeads();
       FindRanks();
-      Explain();
+      // Heads and causes are told from the first rank's copy, which is right.
+      if (outcome_.reason != RootReason::kReplica) {
+        FindHeads();
+        Explain();
+      }
     }
     return std::move(bad_);
   }
@@ -209,10 +211,11 @@ class Maker {
     return it != request_rows_.end() && PositionOf(*it) - int64_t{piece.position} < piece.rows();
   }
 
-  // Where both sides have the same ranks, each rank's part by itself.
+  // Where both sides have the same ranks, each rank's part by itself; else the copies that differ from the first.
   void FindRanks() {
     std::vector<int32_t> ranks[2];
     size_t begin[2], end[2];
+    bool cut = false;
     for (int side : {kA, kB}) {
       const std::vector<Piece>& pieces = index_.pieces[side];
       size_t i = site_.begin[side];
@@ -221,39 +224,58 @@ class Maker {
       while (i < site_.end[side] && pieces[i].request == request_) ++i;
       end[side] = i;
       for (size_t j = begin[side]; j < end[side]; ++j) {
-        const int32_t rank = index_.trace[side]->event(pieces[j].event).rank();
+        const EventView event = index_.trace[side]->event(pieces[j].event);
+        const int32_t rank = event.rank();
+        cut |= event.shard().count > 1;
         if (std::find(ranks[side].begin(), ranks[side].end(), rank) == ranks[side].end()) ranks[side].push_back(rank);
       }
       std::sort(ranks[side].begin(), ranks[side].end());
     }
-    if (ranks[kA] != ranks[kB] || ranks[kA].size() < 2) return;
+    const bool replica = outcome_.reason == RootReason::kReplica;
+    if (replica && cut) bad_.cls = fault_class::kTpShard;
     std::vector<int32_t> found;
     const bool by_rows = site_.has_rows && FormatOf(index_, kA, site_).row_grid && FormatOf(index_, kB, site_).row_grid;
-    for (int32_t rank : ranks[kA]) {
-      SideRows rows[2];
-      for (int side : {kA, kB}) ReadRows(index_, side, begin[side], end[side], by_rows, rank, &rows[side]);
-      double diff = 0, norm = 0;
-      bool nonfinite = false;
-      size_t j = 0;
-      for (const RowValue& a : rows[kA].rows) {
-        while (j < rows[kB].rows.size() && rows[kB].rows[j].position < a.position) ++j;
-        if (j == rows[kB].rows.size() || rows[kB].rows[j].position != a.position) continue;
-        const RowValue& b = rows[kB].rows[j];
-        if (by_rows && !IsWrong(a.position)) continue;
-        for (int k = 0; k < kRowSketchSize; ++k) diff += std::pow(a.sketch[k] - b.sketch[k], 2);
-        norm += std::max(a.sum_sq, b.sum_sq);
-        nonfinite |= a.nonfinite != b.nonfinite;
+    if (ranks[kA] == ranks[kB] && ranks[kA].size() > 1) {
+      for (int32_t rank : ranks[kA]) {
+        SideRows rows[2];
+        for (int side : {kA, kB}) ReadRows(index_, side, begin[side], end[side], by_rows, rank, &rows[side]);
+        if (Differ(rows, by_rows)) found.push_back(rank);
       }
-      if (nonfinite || (norm > 0 && std::sqrt(diff / norm) > std::max(outcome_.bound, 1e-6))) found.push_back(rank);
+    } else if (replica) {
+      for (int side : {kA, kB}) {
+        SideRows rows;
+        ReadRows(index_, side, begin[side], end[side], by_rows, -1, &rows);
+        for (const RowValue& row : rows.rows) {
+          if (row.deviating_rank >= 0 && (!by_rows || IsWrong(row.position))) found.push_back(row.deviating_rank);
+        }
+      }
+      std::sort(found.begin(), found.end());
+      found.erase(std::unique(found.begin(), found.end()), found.end());
     }
-    for (int32_t rank : found) {
-      if (std::find(bad_.ranks.begin(), bad_.ranks.end(), rank) == bad_.ranks.end()) bad_.ranks.push_back(rank);
+    if (found.empty()) return;
+    bad_.evidence.push_back(std::to_string(found.size()) + " of " +
+                            std::to_string(std::max(ranks[kA].size(), ranks[kB].size())) + " ranks differ");
+    bad_.ranks = std::move(found);
+  }
+
+  // Whether one rank's wrong rows differ between the sides by more than the bound.
+  bool Differ(const SideRows (&rows)[2], bool by_rows) const {
+    double diff = 0, norm = 0;
+    size_t j = 0;
+    const std::vector<RowValue>&all_a = rows[kA].rows, &all_b = rows[kB].rows;
+    for (size_t i = 0; i < all_a.size(); ++i) {
+      const RowValue& a = all_a[i];
+      while (j < all_b.size() && all_b[j].position < a.position) ++j;
+      if (j == all_b.size() || all_b[j].position != a.position) continue;
+      const RowValue& b = all_b[j];
+      if (by_rows && !IsWrong(a.position)) continue;
+      if (a.nonfinite != b.nonfinite) return true;
+      const double* x = by_rows ? a.sketch : &rows[kA].sketches[i * kSketchSize];
+      const double* y = by_rows ? b.sketch : &rows[kB].sketches[j * kSketchSize];
+      for (int k = 0; k < (by_rows ? kRowSketchSize : kSketchSize); ++k) diff += std::pow(x[k] - y[k], 2);
+      norm += std::max(a.sum_sq, b.sum_sq);
     }
-    std::sort(bad_.ranks.begin(), bad_.ranks.end());
-    if (!found.empty()) {
-      bad_.evidence.push_back(std::to_string(bad_.ranks.size()) + " of " + std::to_string(ranks[kA].size()) +
-                              " ranks differ");
-    }
+    return norm > 0 && std::sqrt(diff / norm) > std::max(outcome_.bound, 1e-6);
   }
 
   bool IsWrong(int32_t position) const {

@@ -252,12 +252,10 @@ class Judge {
     }
     for (const RowValue* value : {&a, &b}) {
       if (value->deviating_rank < 0) continue;
-      cell.diff = std::max(cell.diff, value->deviation);
       outcome_.any_difference = true;
-      std::vector<int32_t>& ranks = outcome_.deviating_ranks;
-      if (std::find(ranks.begin(), ranks.end(), value->deviating_rank) == ranks.end()) {
-        ranks.push_back(value->deviating_rank);
-      }
+      // Nearly equal: it is the first rank that is wrong, against the other side and against its copies alike.
+      cell.between_replicas = value->deviation > 2 * cell.diff;
+      cell.diff = std::max(cell.diff, value->deviation);
     }
     outcome_.any_difference |= cell.nonfinite_differs;
     const Piece &piece_a = index_.pieces[kA][a.piece], &piece_b = index_.pieces[kB][b.piece];
@@ -481,6 +479,8 @@ class Judge {
         if (cell.nonfinite_differs) {
           wrong = true;
           reason = RootReason::kNonFinite;
+        } else if (wrong && cell.between_replicas) {
+          reason = RootReason::kReplica;
         } else if (tolerance < 0 && (node.op == SiteOp::kAdd || node.op == SiteOp::kReduce)) {
           JudgeSum(node, row, cell, &wrong, &reason, &shown, &shown_bound);
         }

@@ -23,15 +23,16 @@ enum class CellState : uint8_t { kAbsent, kOk, kRoot, kConsequence, kAside };
 
 // One row of one site on both sides.
 struct Cell {
-  float diff = 0;                              // L2 of the difference, as the sketch says
+  float diff = 0;                              // L2 of the difference, as the sketch says, or between replicas
   float norm = 0;                              // larger of both L2 norms
   float delta[kRowSketchSize] = {0, 0, 0, 0};  // sketch(B) - sketch(A); 0 without row grids
   float sketch_a[kRowSketchSize] = {0, 0, 0, 0};
   CellState state = CellState::kAbsent;
   bool nonfinite_differs = false;
-  bool grid = false;      // delta and sketch_a hold
-  bool decode = false;    // recorded alone, by either side
-  bool same_cut = false;  // both sides computed it in a piece of the same rows
+  bool between_replicas = false;  // diff is how far ranks of one side are from each other; the first ranks agree
+  bool grid = false;              // delta and sketch_a hold
+  bool decode = false;            // recorded alone, by either side
+  bool same_cut = false;          // both sides computed it in a piece of the same rows
   double relative() const { return norm > 0 ? double{diff} / norm : (diff > 0 ? 1e30 : 0); }
 };
 
@@ -48,7 +49,6 @@ struct SiteOutcome {
   bool inputs_known = true;
   bool any_difference = false;
   double difference = 0;  // relative difference that 90 % of the rows stay below
-  std::vector<int32_t> deviating_ranks;
 };
 
 struct JudgeOptions {

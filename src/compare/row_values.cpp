@@ -15,8 +15,8 @@ constexpr int32_t kBlockBits = 6;
 struct Part {
   RowValue value;
   int32_t rank;
-  int32_t shard;
-  int32_t shard_count;  // 1: a replica, or a partial sum
+  int32_t shard;        // parts of one row and shard are replicas of each other, unless they are partial sums
+  int32_t shard_count;  // 1: whole
   uint32_t order;       // of recording
   uint32_t sketch;      // index of its wide sketch, by blocks
 };
@@ -53,8 +53,8 @@ class RowReader {
       for (size_t j = before; j < parts_.size(); ++j) {
         Part& part = parts_[j];
         part.rank = rank;
-        part.shard = shard.index;
-        part.shard_count = shard.count;
+        part.shard = shard.count > 1 ? shard.index : 0;
+        part.shard_count = std::max(shard.count, 1);
         part.order = static_cast<uint32_t>(i - begin);
         const Part& last = parts_[j == 0 ? 0 : j - 1];
         simple &= j == 0 || (last.rank == rank && last.value.position < part.value.position);
@@ -124,6 +124,10 @@ class RowReader {
     sum->value.nonfinite += part.value.nonfinite;
     sum->value.digest += part.value.digest;
     sum->value.digest_whole &= part.value.digest_whole;
+    if (part.value.deviation > sum->value.deviation) {
+      sum->value.deviation = part.value.deviation;
+      sum->value.deviating_rank = part.value.deviating_rank;
+    }
     double *to = Sketch(*sum), *from = Sketch(part);
     for (int i = 0; i < SketchSize(); ++i) to[i] += from[i];
   }
@@ -179,11 +183,10 @@ class RowReader {
     }
     for (size_t i = 0; i < parts_.size();) {
       const size_t end = GroupEnd(i);
-      Part sum = parts_[i];
       bool complete = true;
-      if (only_rank_ >= 0) {
-        // one part already
-      } else if (partial_) {
+      if (only_rank_ < 0 && !partial_) complete = JoinShards(i, end);
+      Part sum = parts_[i];
+      if (only_rank_ < 0 && partial_) {
         complete = end - i == ranks_needed;
         // Squares of a sum do not add; the sketch gives an unbiased estimate.
         for (size_t j = i + 1; j < end; ++j) AddTo(&sum, parts_[j]);
@@ -193,20 +196,6 @@ class RowReader {
           for (int k = 0; k < SketchSize(); ++k) sum.value.sum_sq += sketch[k] * sketch[k];
           sum.value.digest_whole = false;
         }
-      } else if (sum.shard_count > 1) {
-        // Shards may be replicated in turn (fewer key heads than ranks): one of each index.
-        int32_t have = 1;
-        for (size_t j = i + 1; j < end; ++j) {
-          if (parts_[j].shard == sum.shard) continue;
-          bool is_new = true;
-          for (size_t k = i; k < j; ++k) is_new &= parts_[k].shard != parts_[j].shard;
-          if (!is_new) continue;
-          AddTo(&sum, parts_[j]);
-          ++have;
-        }
-        complete = have == sum.shard_count;
-      } else {
-        for (size_t j = i + 1; j < end; ++j) CompareReplica(&sum, parts_[j]);
       }
       if (complete) {
         parts_[kept++] = sum;
@@ -218,6 +207,23 @@ class RowReader {
     parts_.resize(kept);
   }
 
+  // Adds the shards among parts [begin, end) of one row to the first. A shard that several ranks hold (fewer key heads
+  // than ranks; a replicated tensor is one shard) counts once, and its copies are compared. False: a shard is missing.
+  bool JoinShards(size_t begin, size_t end) {
+    firsts_.assign(1, begin);
+    for (size_t j = begin + 1; j < end; ++j) {
+      const auto same = std::find_if(firsts_.begin(), firsts_.end(),
+                                     [&](size_t first) { return parts_[first].shard == parts_[j].shard; });
+      if (same == firsts_.end()) {
+        firsts_.push_back(j);
+      } else {
+        CompareReplica(&parts_[*same], parts_[j]);
+      }
+    }
+    for (size_t k = 1; k < firsts_.size(); ++k) AddTo(&parts_[begin], parts_[firsts_[k]]);
+    return firsts_.size() == static_cast<size_t>(parts_[begin].shard_count);
+  }
+
   size_t GroupEnd(size_t i) const {
     size_t end = i;
     while (end < parts_.size() && parts_[end].value.position == parts_[i].value.position) ++end;
@@ -226,6 +232,7 @@ class RowReader {
 
   void CompareReplica(Part* first, Part& other) {
     RowValue &a = first->value, &b = other.value;
+    if (a.n_rows != b.n_rows) return;  // by blocks: a rank that recorded other rows of the block
     if (a.digest_whole && b.digest_whole && a.digest == b.digest) return;
     const auto distance = static_cast<float>(SketchDistance(Sketch(*first), Sketch(other), SketchSize()));
     if (a.nonfinite != b.nonfinite) a.nonfinite = std::max(a.nonfinite, b.nonfinite);
@@ -243,6 +250,7 @@ class RowReader {
   bool partial_ = false;
   std::vector<Part> parts_;
   std::vector<double> wide_;
+  std::vector<size_t> firsts_;  // of JoinShards; kept for its memory
 };
 
 }  // namespace

@@ -210,6 +210,45 @@ TEST_F(DiffTest, WrongPartialResultNamesItsRank) {
   EXPECT_EQ(r.findings[0].ranks, (std::vector<int32_t>{1}));
 }
 
+// Two shards of keys on four ranks; a whole norm, sum and logits on each. Rank 3's copy is not the first of its shard.
+TEST_F(DiffTest, DifferingReplicaOfARankIsNamed) {
+  for (const std::string site :
+       {"layers.1.attn.k", "layers.0.attn.k_norm.weight", "layers.0.post_norm", "layers.0.out", "layers.1.mlp.down"}) {
+    for (const bool both_sharded : {true, false}) {
+      for (const bool row_grid : {true, false}) {
+        ToyOptions a, b;
+        a.ranks = both_sharded ? 4 : 1;
+        a.key_shards = both_sharded ? 2 : 1;
+        b.ranks = 4;
+        b.key_shards = 2;
+        a.row_grid = b.row_grid = row_grid;
+        b.rank_fault = [&](const std::string& name, int32_t rank, Matrix* part) {
+          if (name == site && rank == 3) part->at(0, 3) += 1;
+        };
+        const DiffResult r = Compare(a, b);
+        ASSERT_EQ(r.verdict, Verdict::kFault) << site << Describe(r);
+        EXPECT_EQ(r.findings[0].name, site) << Describe(r);
+        EXPECT_EQ(r.findings[0].ranks, (std::vector<int32_t>{3})) << site << both_sharded << row_grid << Describe(r);
+        EXPECT_NE(Describe(r).find("copies of one tensor differ"), std::string::npos) << Describe(r);
+        EXPECT_EQ(r.findings[0].cls, site.find("attn.k") != std::string::npos ? "TP-SHARD" : "UNKNOWN") << Describe(r);
+      }
+    }
+  }
+}
+
+TEST_F(DiffTest, FirstRankThatDiffersFromItsReplicasIsNamed) {
+  ToyOptions a, b;
+  a.ranks = b.ranks = 4;
+  a.key_shards = b.key_shards = 2;
+  b.rank_fault = [&](const std::string& name, int32_t rank, Matrix* part) {
+    if (name == "layers.0.attn.k_proj" && rank == 2) part->at(0, 3) += 1;
+  };
+  const DiffResult r = Compare(a, b);
+  ASSERT_EQ(r.verdict, Verdict::kFault);
+  EXPECT_EQ(r.findings[0].name, "layers.0.attn.k_proj") << Describe(r);
+  EXPECT_EQ(r.findings[0].ranks, (std::vector<int32_t>{2})) << Describe(r);
+}
+
 TEST_F(DiffTest, DroppedResidualIsFoundEvenWhenItsInputsDiffer) {
   ToyOptions b;
   Matrix down;

@@ -37,11 +37,15 @@ struct ToyOptions {
   bool backwards = false;  // sums run from the other end: another rounding, same value
   bool bf16 = false;       // every tensor is rounded to bf16
   int ranks = 1;           // heads are recorded as that many shards, o_proj and mlp.down as partial sums
+  int key_shards = 0;  // heads of attn.k*, and a weight of layer 0's, are recorded as that many shards, each by ranks /
+                       // key_shards ranks
   bool row_grid = true;
   std::vector<std::string> only;  // globs of sites to record; empty: all
   std::vector<int64_t> forced;    // tokens to feed instead of the chosen ones
   // Called on each tensor before it is recorded and used. first: position of its row 0.
   std::function<void(const std::string& site, int request, int64_t first, Matrix* tensor)> fault;
+  // Called on what one rank records, which nothing else reads.
+  std::function<void(const std::string& site, int32_t rank, Matrix* part)> rank_fault;
 };
 
 class ToyModel {
@@ -167,17 +171,17 @@ class ToyModel {
   Matrix See(const std::string& site, const char* axes, Matrix m) {
     if (options_.fault) options_.fault(site, request_, first_, &m);
     const bool heads = std::strcmp(axes, "T H d") == 0;
+    const bool keys = options_.key_shards > 0 && site.find("attn.k") != std::string::npos;
+    const int32_t shards = !heads ? 1 : keys ? options_.key_shards : options_.ranks;
     for (int32_t rank = 0; rank < options_.ranks; ++rank) {
-      if (!heads || options_.ranks == 1) {
-        Record(site, axes, m, rank, Shard());
-        continue;
-      }
-      const int64_t cols = m.cols / options_.ranks;
+      const int32_t shard = rank * shards / options_.ranks;
+      const int64_t cols = m.cols / shards;
       Matrix part(m.rows, cols);
       for (int64_t r = 0; r < m.rows; ++r) {
-        for (int64_t c = 0; c < cols; ++c) part.at(r, c) = m.at(r, rank * cols + c);
+        for (int64_t c = 0; c < cols; ++c) part.at(r, c) = m.at(r, shard * cols + c);
       }
-      Record(site, axes, part, rank, {rank, options_.ranks, rank * cols, m.cols});
+      if (options_.rank_fault) options_.rank_fault(site, rank, &part);
+      Record(site, axes, part, rank, shards == 1 ? Shard() : Shard{shard, shards, shard * cols, m.cols});
     }
     return m;
   }
@@ -280,7 +284,28 @@ class ToyModel {
     return static_cast<int64_t>(chosen.at(n - 1, 0));
   }
 
+  // A weight of two heads of keys: no token rows, no request.
+  void RecordKeyNorm() {
+    for (int32_t rank = 0; rank < options_.ranks; ++rank) {
+      Matrix part(1, 2 * kDim / options_.key_shards);
+      const int32_t shard = rank * options_.key_shards / options_.ranks;
+      const auto first = static_cast<int64_t>(shard) * part.cols;
+      for (int64_t c = 0; c < part.cols; ++c) part.at(0, c) = 1 + 0.1f * std::sin(static_cast<float>(first + c));
+      const std::string site = "layers.0.attn.k_norm.weight";
+      if (options_.rank_fault) options_.rank_fault(site, rank, &part);
+      const std::vector<int64_t> shape = {part.cols}, strides = {1};
+      Observation o;
+      o.site = site;
+      o.axes = "d";
+      o.view = {part.v.data(), DType::kF32, shape, strides, 0};
+      o.rank = rank;
+      o.shard = {shard, options_.key_shards, first, 2 * kDim};
+      EXPECT_TRUE(recorder_->Record(o).ok());
+    }
+  }
+
   void RunAll() {
+    if (options_.key_shards > 0) RecordKeyNorm();
     for (size_t i = 0; i < options_.prompts.size(); ++i) {
       State state;
       state_ = &state;
