@@ -69,25 +69,28 @@ struct Problem {
 };
 
 struct Options {
-  double slack = 2;            // times the bound, for model and actual each have theirs
-  double hit_share = 0.9;      // of the elements to be explained
-  double least_bits = 40;      // significance that counts: one chance in 2^40, after the price of the explanation
-  int64_t least_support = 4;   // elements explained beyond the free parameters
-  double parameter_bits = 16;  // price of a free parameter
+  double slack = 2;                  // times the bound, for model and actual each have theirs
+  double hit_share = 0.9;            // of the elements to be explained
+  double least_bits = 40;            // significance that counts: one chance in 2^40, after the price of the explanation
+  int64_t least_support = 4;         // elements explained beyond the free parameters
+  double parameter_bits = 16;        // price of a free parameter; half of it when it is a known constant or an integer
+  double fitted_roundoff = 0x1p-22;  // relative slack of models with a fitted constant, where the bound is smaller
 };
 
 struct Explanation {
   Kind kind = Kind::kScale;
   Axis axis = Axis::kAll;
-  std::string parameters;            // "heads 1, 3: 1.4427", "row t is row t + 1", "rows of step 3"
-  std::string array;                 // name of the array used, if any
-  std::optional<double> constant;    // the fitted one; kCombination: that of the second array
-  std::optional<double> constant_a;  // kCombination: of the first
-  double uncertainty = 0;            // of the constant, absolute
-  std::string constant_name;         // "log2 e", "1/sqrt(d)"; empty: none of the known ones
+  std::string parameters = {};            // "heads 1, 3: 1.4427", "row t is row t + 1", "rows of step 3"
+  std::string array = {};                 // name of the array used, if any
+  std::optional<double> constant = {};    // the fitted one; kCombination: that of the second array
+  std::optional<double> constant_a = {};  // kCombination: of the first
+  double uncertainty = 0;                 // of the constant, absolute
+  std::string constant_name = {};         // "log2 e", "1/sqrt(d)"; empty: none of the known ones
   double named_value = 0;
-  std::vector<int64_t> members;  // rows, heads, columns, blocks concerned; kRowsMoved ...: source of each, -1 itself
-  double residual = 0;           // |actual - model| / |actual|
+  std::vector<double> factors = {};  // kScaleEach, kOffsetOfSome: of each of members
+  std::vector<int64_t> members =
+      {};               // rows, heads, columns, blocks concerned; kRowsMoved ...: source of each, -1 itself
+  double residual = 0;  // |actual - model| / |actual|
   int64_t free_parameters = 0;
   int64_t support = 0;      // elements explained that expected does not explain, less the free parameters
   double significance = 0;  // bits beyond chance and price
