@@ -10,10 +10,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <ctime>
 
 #include "base/hash.h"
 #include "base/hex.h"
+#include "base/wall_clock.h"
 
 namespace assay {
 
@@ -134,10 +134,7 @@ Status AtomicWriteFile(const std::string& path, std::string_view content) {
 uint64_t RandomBits() {
   uint64_t bits = 0;
   if (::getrandom(&bits, sizeof bits, GRND_NONBLOCK) == sizeof bits) return bits;
-  timespec now{};
-  ::clock_gettime(CLOCK_REALTIME, &now);
-  return Mix64(static_cast<uint64_t>(now.tv_nsec) + Mix64(static_cast<uint64_t>(now.tv_sec)) +
-               kGolden64 * static_cast<uint64_t>(::getpid()));
+  return Mix64(WallClockNs() + kGolden64 * static_cast<uint64_t>(::getpid()));
 }
 
 }  // namespace assay

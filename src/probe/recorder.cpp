@@ -6,6 +6,7 @@
 #include <new>
 #include <vector>
 
+#include "base/wall_clock.h"
 #include "probe/anomaly_ring.h"
 #include "probe/fork_guard.h"
 #include "probe/observe.h"
@@ -109,6 +110,7 @@ struct Recorder::Impl final : ForkGuarded {
     PendingEvent pending;
     pending.site = site;
     pending.event.rank = event_rank;
+    pending.event.time_ns = WallClockNs();  // here: the ring may write the event much later
     if (Status status = Observe(settings, observation, &pending); !status.ok()) return Lose(site, std::move(status));
     if (!ring.enabled()) {
       ASSAY_RETURN_IF_ERROR(Write(&pending, 0));

@@ -1,12 +1,13 @@
 #include "runtime/process_info.h"
 
 #include <fcntl.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
 #include <string>
+
+#include "base/wall_clock.h"
 
 namespace assay {
 namespace {
@@ -55,9 +56,7 @@ ProcessInfo DescribeThisProcess() {
   info.rank = FirstNumber({"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID"}, 0);
   info.world_size =
       FirstNumber({"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_NTASKS"}, 1);
-  timespec now{};
-  ::clock_gettime(CLOCK_REALTIME, &now);
-  info.start_time_ns = static_cast<uint64_t>(now.tv_sec) * 1000000000u + static_cast<uint64_t>(now.tv_nsec);
+  info.start_time_ns = WallClockNs();
   info.command = CommandLine();
   if (::getcwd(text, sizeof(text)) != nullptr) info.cwd = text;
   return info;

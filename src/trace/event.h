@@ -59,14 +59,13 @@ enum EventFlags : uint32_t {
 
 struct Event {
   uint64_t sequence = 0;  // order of recording in one process
-  uint64_t time_ns = 0;   // CLOCK_REALTIME
+  uint64_t time_ns = 0;   // of the observation, CLOCK_REALTIME
   uint32_t site = 0;      // SiteInfo::id
   int32_t rank = 0;
   int64_t step = -1;  // engine step, -1 unknown
   Phase phase = Phase::kUnknown;
   DType dtype = DType::kInvalid;
-  DType compute_dtype =
-      DType::kInvalid;  // coarsest rounding the value has been through (bf16 result held in f32: bf16)
+  DType compute_dtype = DType::kInvalid;  // coarsest rounding the value has been through: of a bf16 result in f32, bf16
   uint32_t flags = 0;
   std::vector<int64_t> shape;
   std::vector<int64_t> strides;  // elements
@@ -93,7 +92,7 @@ struct ProcessInfo {
   Metadata meta;  // engine, versions, settings (ASSAY*), model, path, dtype …
 };
 
-// A request as seen by one process. Content (token ids) is stored at level payload only.
+// A request as seen by one process. Token ids are content: kept at level payload or with ASSAY_TOKENS=on only.
 struct RequestInfo {
   uint64_t key = 0;
   int64_t prompt_tokens = 0;

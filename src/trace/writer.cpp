@@ -7,13 +7,13 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <ctime>
 #include <deque>
 #include <exception>
 #include <mutex>
 #include <unordered_map>
 
 #include "base/hex.h"
+#include "base/wall_clock.h"
 #include "trace/append_file.h"
 #include "trace/codec.h"
 #include "trace/manifest.h"
@@ -23,12 +23,6 @@ namespace assay {
 namespace {
 
 using format::DropReason;
-
-uint64_t NowNs() {
-  timespec now;
-  ::clock_gettime(CLOCK_REALTIME, &now);
-  return static_cast<uint64_t>(now.tv_sec) * 1000000000u + static_cast<uint64_t>(now.tv_nsec);
-}
 
 // Letters, digits, '-' and '.' of a host name; a file name must not depend on what a host is called.
 std::string SafeName(const std::string& text) {
@@ -173,7 +167,7 @@ struct TraceWriter::Impl {
     ProcessInfo info = process;
     info.meta.emplace_back("forked_from", std::to_string(info.pid));
     info.pid = self;
-    info.start_time_ns = NowNs();
+    info.start_time_ns = WallClockNs();
     std::unique_ptr<Session> s = NewSession(info);
     for (const Replay* node = replay_head.next.load(std::memory_order_acquire); node != nullptr;
          node = node->next.load(std::memory_order_acquire)) {
@@ -266,7 +260,7 @@ Result<std::unique_ptr<TraceWriter>> TraceWriter::Open(const TraceWriterOptions&
     impl.options = options;
     impl.process = process;
     if (impl.process.pid == 0) impl.process.pid = ::getpid();
-    if (impl.process.start_time_ns == 0) impl.process.start_time_ns = NowNs();
+    if (impl.process.start_time_ns == 0) impl.process.start_time_ns = WallClockNs();
     impl.replay_tail.store(&impl.replay_head);
     ASSAY_ASSIGN_OR_RETURN(impl.dir, MakeTraceDir(options.dir, impl.process));
     std::unique_ptr<Session> session = impl.NewSession(impl.process);
@@ -310,7 +304,7 @@ Status TraceWriter::Write(const Event& event) {
     unsigned char* record = s->file->Reserve(size_bytes.value(), false, &why);
     if (record == nullptr) return impl_->Refused(s, why);
     codec::EncodeEvent(event, record);
-    codec::PatchEvent(record, s->file->NextSequence(), event.time_ns != 0 ? event.time_ns : NowNs());
+    codec::PatchEvent(record, s->file->NextSequence(), event.time_ns != 0 ? event.time_ns : WallClockNs());
     s->file->Commit(record);
     return {};
   });

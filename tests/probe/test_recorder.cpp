@@ -8,6 +8,7 @@
 #include <fstream>
 #include <thread>
 
+#include "base/wall_clock.h"
 #include "probe/recorder.h"
 #include "trace/reader.h"
 #include "trace/request_key.h"
@@ -269,6 +270,22 @@ TEST_F(RecorderTest, RingWritesTheLastStepsWhenANonFiniteValueAppears) {
     EXPECT_EQ(trace->event(i).flags(), kEventAnomalyRing);
   }
   EXPECT_EQ(steps, (std::vector<int64_t>{4, 4, 5, 5}));
+}
+
+TEST_F(RecorderTest, RingKeepsTheTimeOfTheObservation) {
+  settings_.ring_steps = 2;
+  auto recorder = Open();
+  const uint64_t before = WallClockNs();
+  ASSERT_TRUE(recorder->Record(At("embed", 0)).ok());
+  const uint64_t observed = WallClockNs();
+  while (WallClockNs() <= observed) {
+  }
+  ASSERT_TRUE(recorder->Trigger("later").ok());
+  ASSERT_TRUE(recorder->Close().ok());
+  const auto trace = Read();
+  ASSERT_EQ(trace->event_count(), 1u);
+  EXPECT_GE(trace->event(0).time_ns(), before);
+  EXPECT_LE(trace->event(0).time_ns(), observed);
 }
 
 TEST_F(RecorderTest, RingIsWrittenOnAnExplicitTriggerAndOtherwiseEmpty) {
