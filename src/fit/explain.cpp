@@ -105,7 +105,7 @@ std::string ListText(const std::vector<int64_t>& indices, size_t most) {
     if (runs++ == most) return text + ", ...";
     if (i > 0) text += ", ";
     text += std::to_string(indices[i]);
-    if (j > i) text += "-" + std::to_string(indices[j]);
+    if (j > i) text.append("-").append(std::to_string(indices[j]));
     i = j + 1;
   }
   return text;

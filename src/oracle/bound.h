@@ -28,7 +28,7 @@ struct Precision {
   double accum = 0x1p-24;
   double store = 0x1p-24;
   double operand = 0;
-  double floor = 0;   // absolute: half the smallest subnormal of the storing type
+  double floor = 0;   // absolute: what underflow may cost (half the smallest subnormal, 2^-119 with f32's range)
   bool walk = false;  // roundings as a random walk (8 sigma): gamma(8 sqrt(k)) where that is less than gamma(k)
 };
 // Accumulator and storing type; an accumulator coarser than the storing type stays as declared. Types that are not

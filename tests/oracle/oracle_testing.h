@@ -39,8 +39,8 @@ inline double ToBf16(double x) {
   return std::bit_cast<float>(bits & 0xffff0000u);
 }
 
-inline const Precision kF32{0x1p-24, 0x1p-24, 0, 0x1p-150, false};
-inline const Precision kBf16{0x1p-24, 0x1p-8, 0, 0x1p-134, false};
+inline const Precision kF32 = PrecisionOf(DType::kF32, DType::kF32);
+inline const Precision kBf16 = PrecisionOf(DType::kF32, DType::kBF16);
 // The oracle itself, as judged by long double.
 inline const Precision kF64{0x1p-53, 0x1p-53, 0, 0, false};
 

@@ -79,7 +79,7 @@ TEST(Bounds, RandomWalkIsTheSmallerForLongSums) {
 TEST(Bounds, PrecisionOfTypesFollowsTheirFormats) {
   const Precision p = PrecisionOf(DType::kF32, DType::kBF16);
   EXPECT_EQ(p.accum, 0x1p-24);
-  EXPECT_EQ(p.store, 0x1p-8 * 1.0);
+  EXPECT_EQ(p.store, 0x1p-8);
   EXPECT_EQ(PrecisionOf(DType::kF16, DType::kF16).floor, 0x1p-25);
   EXPECT_EQ(PrecisionOf(DType::kI64, DType::kI64).store, 0x1p-24);
 }
