@@ -43,18 +43,6 @@ assay_trace& OffTrace() {
 
 bool IsOff(const assay_trace* trace) { return trace == nullptr || trace->recorder == nullptr; }
 
-// Runs f, which returns a Status, and hands its outcome to C.
-template <class F>
-int Run(assay_error* error, F&& f) {
-  try {
-    return SetError(error, f());
-  } catch (const std::bad_alloc&) {
-    return SetError(error, ASSAY_ERROR_ENVIRONMENT, "no memory");
-  } catch (...) {
-    return SetError(error, ASSAY_ERROR_INTERNAL, "unexpected exception");
-  }
-}
-
 Result<Settings> ReadSettings(const char* const* settings, uint64_t n_settings, uint32_t flags) {
   if ((flags & ~ASSAY_OPEN_NO_ENVIRONMENT) != 0) return Status::Usage("unknown flag " + std::to_string(flags));
   if (n_settings != 0 && settings == nullptr) return Status::Usage("settings is NULL with n_settings above 0");
@@ -121,7 +109,7 @@ uint32_t assay_abi_version(void) { return ASSAY_ABI_VERSION; }
 int assay_open(const assay_options* options, assay_trace** trace, assay_error* error) {
   if (trace == nullptr) return SetError(error, ASSAY_ERROR_USAGE, "trace is NULL");
   *trace = &OffTrace();
-  return Run(error, [&] { return Open(options, trace); });
+  return RunForC(error, [&] { return Open(options, trace); });
 }
 
 int assay_close(assay_trace** trace, assay_error* error) {
@@ -130,7 +118,7 @@ int assay_close(assay_trace** trace, assay_error* error) {
   *trace = nullptr;
   if (owned == nullptr) return SetError(error, Status());
   owned->armed.store(0, std::memory_order_relaxed);
-  return Run(error, [&] { return owned->recorder->Close(); });
+  return RunForC(error, [&] { return owned->recorder->Close(); });
 }
 
 int assay_arm(assay_trace* trace, int32_t on, assay_error* error) {
@@ -145,7 +133,7 @@ int assay_arm(assay_trace* trace, int32_t on, assay_error* error) {
 int assay_add_site(assay_trace* trace, const assay_site_info* info, uint32_t* site, assay_error* error) {
   if (site != nullptr) *site = 0;
   if (IsOff(trace)) return SetError(error, Status());
-  return Run(error, [&]() -> Status {
+  return RunForC(error, [&]() -> Status {
     assay_site_info read = assay_site_info_init();
     ASSAY_RETURN_IF_ERROR(ReadStruct(info, "assay_site_info", &read));
     if (read.name == nullptr || *read.name == '\0') return Status::Usage("assay_site_info.name is empty");
@@ -164,7 +152,7 @@ int assay_wants(assay_trace* trace, uint32_t site, int32_t rank, int64_t step) {
 
 int assay_record(assay_trace* trace, const assay_event* event, assay_error* error) {
   if (IsOff(trace) || assay_armed(trace) == 0) return SetError(error, Status());
-  return Run(error, [&] { return Record(trace, event); });
+  return RunForC(error, [&] { return Record(trace, event); });
 }
 
 uint64_t assay_request_key(const int64_t* tokens, uint64_t n_tokens, int64_t ordinal) {
@@ -172,7 +160,7 @@ uint64_t assay_request_key(const int64_t* tokens, uint64_t n_tokens, int64_t ord
 }
 
 int assay_add_request(assay_trace* trace, const assay_request* request, uint64_t* key, assay_error* error) {
-  return Run(error, [&]() -> Status {
+  return RunForC(error, [&]() -> Status {
     assay_request read = assay_request_init();
     ASSAY_RETURN_IF_ERROR(ReadStruct(request, "assay_request", &read));
     if (read.n_tokens != 0 && read.tokens == nullptr) return Status::Usage("assay_request.tokens is NULL");
@@ -190,7 +178,7 @@ int assay_add_request(assay_trace* trace, const assay_request* request, uint64_t
 int assay_coverage(assay_trace* trace, const char* site, const char* reason, uint64_t count, const char* detail,
                    assay_error* error) {
   if (IsOff(trace)) return SetError(error, Status());
-  return Run(error, [&]() -> Status {
+  return RunForC(error, [&]() -> Status {
     if (site == nullptr || reason == nullptr) return Status::Usage("site or reason is NULL");
     return trace->recorder->AddCoverage({site, reason, count, detail == nullptr ? "" : detail});
   });
@@ -198,7 +186,7 @@ int assay_coverage(assay_trace* trace, const char* site, const char* reason, uin
 
 int assay_set_meta(assay_trace* trace, const char* key, const char* value, assay_error* error) {
   if (IsOff(trace)) return SetError(error, Status());
-  return Run(error, [&]() -> Status {
+  return RunForC(error, [&]() -> Status {
     if (key == nullptr || value == nullptr) return Status::Usage("key or value is NULL");
     return trace->recorder->AddMeta(key, value);
   });
@@ -206,16 +194,16 @@ int assay_set_meta(assay_trace* trace, const char* key, const char* value, assay
 
 int assay_trigger(assay_trace* trace, const char* reason, assay_error* error) {
   if (IsOff(trace)) return SetError(error, Status());
-  return Run(error, [&] { return trace->recorder->Trigger(reason == nullptr ? "" : reason); });
+  return RunForC(error, [&] { return trace->recorder->Trigger(reason == nullptr ? "" : reason); });
 }
 
 int assay_flush(assay_trace* trace, assay_error* error) {
   if (IsOff(trace)) return SetError(error, Status());
-  return Run(error, [&] { return trace->recorder->Flush(); });
+  return RunForC(error, [&] { return trace->recorder->Flush(); });
 }
 
 int assay_drops(const assay_trace* trace, assay_drop_counts* counts, assay_error* error) {
-  return Run(error, [&]() -> Status {
+  return RunForC(error, [&]() -> Status {
     assay_drop_counts now = assay_drop_counts_init();
     ASSAY_RETURN_IF_ERROR(ReadStruct(counts, "assay_drop_counts", &now));
     const uint64_t size = now.struct_size;
@@ -239,7 +227,7 @@ const char* assay_path(const assay_trace* trace) { return IsOff(trace) ? "" : tr
 
 int assay_settings_text(const char* const* settings, uint64_t n_settings, uint32_t flags, char* buffer, uint64_t* size,
                         assay_error* error) {
-  return Run(error, [&]() -> Status {
+  return RunForC(error, [&]() -> Status {
     if (size == nullptr) return Status::Usage("size is NULL");
     ASSAY_ASSIGN_OR_RETURN(const Settings parsed, ReadSettings(settings, n_settings, flags));
     std::string text;

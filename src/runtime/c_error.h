@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <string_view>
 
 #include "assay/assay.h"
@@ -10,6 +11,7 @@
 
 namespace assay {
 
+// Returns code. error: NULL, or the caller's; a message that does not fit is cut.
 inline int SetError(assay_error* error, int code, std::string_view message) {
   if (error == nullptr) return code;
   const size_t size = std::min(message.size(), sizeof(error->message) - 1);
@@ -20,6 +22,18 @@ inline int SetError(assay_error* error, int code, std::string_view message) {
 
 inline int SetError(assay_error* error, const Status& status) {
   return SetError(error, static_cast<int>(status.code()), status.message());
+}
+
+// Runs f, which returns a Status, and hands its outcome to C. Nothing thrown leaves it.
+template <class F>
+int RunForC(assay_error* error, F&& f) {
+  try {
+    return SetError(error, f());
+  } catch (const std::bad_alloc&) {
+    return SetError(error, ASSAY_ERROR_ENVIRONMENT, "no memory");
+  } catch (...) {
+    return SetError(error, ASSAY_ERROR_INTERNAL, "unexpected exception");
+  }
 }
 
 }  // namespace assay

@@ -19,19 +19,9 @@ struct assay_reader {
 
 namespace {
 
+using assay::RunForC;
 using assay::SetError;
 using assay::Status;
-
-template <class F>
-int Run(assay_error* error, F&& f) {
-  try {
-    return SetError(error, f());
-  } catch (const std::bad_alloc&) {
-    return SetError(error, ASSAY_ERROR_ENVIRONMENT, "no memory");
-  } catch (...) {
-    return SetError(error, ASSAY_ERROR_INTERNAL, "unexpected exception");
-  }
-}
 
 Status HandOut(const std::string& text, char** out) {
   *out = static_cast<char*>(std::malloc(text.size() + 1));
@@ -53,7 +43,7 @@ extern "C" {
 int assay_reader_open(const char* path, assay_reader** reader, assay_error* error) {
   if (path == nullptr || reader == nullptr) return SetError(error, ASSAY_ERROR_USAGE, "path or reader is NULL");
   *reader = nullptr;
-  return Run(error, [&]() -> Status {
+  return RunForC(error, [&]() -> Status {
     ASSAY_ASSIGN_OR_RETURN(std::unique_ptr<assay::Trace> trace, assay::Trace::Open(path));
     *reader = new assay_reader{std::move(trace)};
     return {};
@@ -67,13 +57,13 @@ uint64_t assay_reader_count(const assay_reader* reader) { return reader == nullp
 int assay_reader_describe(const assay_reader* reader, char** json, assay_error* error) {
   if (reader == nullptr || json == nullptr) return SetError(error, ASSAY_ERROR_USAGE, "reader or json is NULL");
   *json = nullptr;
-  return Run(error, [&] { return HandOut(assay::DescribeTrace(*reader->trace), json); });
+  return RunForC(error, [&] { return HandOut(assay::DescribeTrace(*reader->trace), json); });
 }
 
 int assay_reader_event(const assay_reader* reader, uint64_t number, char** json, assay_error* error) {
   if (reader == nullptr || json == nullptr) return SetError(error, ASSAY_ERROR_USAGE, "reader or json is NULL");
   *json = nullptr;
-  return Run(error, [&]() -> Status {
+  return RunForC(error, [&]() -> Status {
     ASSAY_RETURN_IF_ERROR(CheckNumber(reader, number));
     return HandOut(assay::DescribeEvent(*reader->trace, reader->trace->event(number)), json);
   });
@@ -86,7 +76,7 @@ int assay_reader_payload(const assay_reader* reader, uint64_t number, const void
   }
   *data = nullptr;
   *size_bytes = 0;
-  return Run(error, [&]() -> Status {
+  return RunForC(error, [&]() -> Status {
     ASSAY_RETURN_IF_ERROR(CheckNumber(reader, number));
     const assay::Event event = reader->trace->event(number).Decode();
     if (event.payload.sha256.empty()) return {};
@@ -99,7 +89,7 @@ int assay_reader_payload(const assay_reader* reader, uint64_t number, const void
 
 int assay_reader_stream(const assay_reader* reader, struct ArrowArrayStream* stream, assay_error* error) {
   if (reader == nullptr || stream == nullptr) return SetError(error, ASSAY_ERROR_USAGE, "reader or stream is NULL");
-  return Run(error, [&]() -> Status {
+  return RunForC(error, [&]() -> Status {
     assay::ExportEvents(reader->trace, {}, stream);
     return {};
   });
@@ -112,7 +102,7 @@ int assay_diff_traces(const assay_reader* a, const assay_reader* b, const char* 
   }
   *json = nullptr;
   *exit_code = ASSAY_ERROR_INTERNAL;
-  return Run(error, [&]() -> Status {
+  return RunForC(error, [&]() -> Status {
     assay::DiffOptions options;
     if (tolerance != nullptr) options.tolerance = tolerance;
     if (floor_path != nullptr) options.floor_trace = floor_path;
