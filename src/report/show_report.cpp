@@ -8,6 +8,7 @@
 #include "base/version.h"
 #include "compare/bounds.h"
 #include "report/text_table.h"
+#include "stats/sketch_math.h"
 
 namespace assay {
 namespace {
@@ -20,27 +21,6 @@ bool Listed(const std::vector<T>& list, T value) {
 bool SiteListed(const std::vector<std::string>& globs, const std::string& name) {
   return globs.empty() ||
          std::any_of(globs.begin(), globs.end(), [&](const std::string& glob) { return GlobMatches(glob, name); });
-}
-
-// Counts and sums add; extremes that are NaN (no finite element) give way.
-void AddStats(const Stats& from, Stats* to) {
-  const bool first = to->count == 0;
-  to->count += from.count;
-  to->nan += from.nan;
-  to->pos_inf += from.pos_inf;
-  to->neg_inf += from.neg_inf;
-  to->zero += from.zero;
-  to->subnormal += from.subnormal;
-  to->sum += from.sum;
-  to->sum_sq += from.sum_sq;
-  to->digest += from.digest;
-  to->digest_split |= from.digest_split;
-  if (first || std::isnan(to->min) || from.min < to->min) to->min = from.min;
-  if (first || std::isnan(to->max) || from.max > to->max) to->max = from.max;
-  if (first || std::isnan(to->abs_max) || from.abs_max > to->abs_max) {
-    to->abs_max = from.abs_max;
-    to->abs_max_index = from.abs_max_index;
-  }
 }
 
 std::string RowsOf(const Segment& segment) {
@@ -223,7 +203,7 @@ ShowModel MakeShowModel(const Trace& trace, const ShowOptions& options) {
     std::vector<Segment> kept;
     for (Segment& segment : shown.event.segments) {
       if (!Listed(options.requests, segment.request)) continue;
-      AddStats(segment.stats, &shown.stats);
+      MergeStats(segment.stats, &shown.stats);
       if (std::string rows = RowsOf(segment); !rows.empty()) shown.rows.push_back(std::move(rows));
       segment.rows.clear();
       segment.heads.clear();
