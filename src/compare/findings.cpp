@@ -50,7 +50,7 @@ class Maker {
     bad_.bound = outcome_.bound;
     bad_.bound_basis = outcome_.basis;
     bad_.method = outcome_.reason == RootReason::kChoice ? "diff: digests" : "diff: sketches";
-    bad_.cls = outcome_.reason == RootReason::kNonFinite ? "RANGE" : "UNKNOWN";
+    bad_.cls = outcome_.reason == RootReason::kNonFinite ? fault_class::kRange : fault_class::kUnknown;
     const double excess = outcome_.bound > 0 ? outcome_.measured / outcome_.bound : 1e9;
     bad_.confidence = !outcome_.inputs_known ? 0.5 : excess > 10 ? 0.99 : excess > 2 ? 0.9 : 0.7;
     PickRequest();

@@ -49,11 +49,11 @@ class Explainer {
     Load(rows);
     if (nonfinite) ExplainNonFinite();
     if (rows_.empty()) return std::move(cause_);
-    if (cause_.cls == "UNKNOWN") ExplainZeroRows();
-    if (cause_.cls == "UNKNOWN") ExplainRepeatedRows();
-    if (cause_.cls == "UNKNOWN") ExplainMissingReduction();
-    if (cause_.cls == "UNKNOWN") ExplainScale();
-    if (cause_.cls == "UNKNOWN") ExplainAddedInput();
+    if (cause_.cls == fault_class::kUnknown) ExplainZeroRows();
+    if (cause_.cls == fault_class::kUnknown) ExplainRepeatedRows();
+    if (cause_.cls == fault_class::kUnknown) ExplainMissingReduction();
+    if (cause_.cls == fault_class::kUnknown) ExplainScale();
+    if (cause_.cls == fault_class::kUnknown) ExplainAddedInput();
     return std::move(cause_);
   }
 
@@ -115,7 +115,7 @@ class Explainer {
   }
 
   void ExplainNonFinite() {
-    cause_.cls = "RANGE";
+    cause_.cls = fault_class::kRange;
     uint64_t total[2] = {0, 0};
     for (const WrongRow& wrong : rows_) {
       for (int side : {kA, kB}) total[side] += wrong.value[side].nonfinite;
@@ -131,7 +131,7 @@ class Explainer {
         zero += wrong.value[side].sum_sq == 0 && wrong.value[1 - side].sum_sq > 0;
       }
       if (zero * 10 < rows_.size() * 9) continue;
-      cause_.cls = "UNWRITTEN";
+      cause_.cls = fault_class::kUnwritten;
       cause_.evidence.push_back(std::to_string(zero) + " of " + std::to_string(rows_.size()) +
                                 " rows are all zero in " + kSideName[side]);
       return;
@@ -232,8 +232,8 @@ class Explainer {
       one_shift &= s == shift;
       first = false;
     }
-    cause_.cls = IsCache() || same_request < found ? "KV-IDENT" : "UNWRITTEN";
-    if (!IsCache() && same_site == found && same_request < found) cause_.cls = "UNWRITTEN";
+    cause_.cls = IsCache() || same_request < found ? fault_class::kKvIdent : fault_class::kUnwritten;
+    if (!IsCache() && same_site == found && same_request < found) cause_.cls = fault_class::kUnwritten;
     cause_.evidence.push_back(std::to_string(found) + " of " + std::to_string(rows_.size()) + " rows of " +
                               kSideName[side] + " hold other rows" +
                               (from == side ? "" : std::string(" of ") + kSideName[from]) + " bit for bit: " + example);
@@ -266,7 +266,7 @@ class Explainer {
             }
           });
           if (equal * 2 < rows_.size()) continue;
-          cause_.cls = "REDUCE";
+          cause_.cls = fault_class::kReduce;
           cause_.evidence.push_back(std::to_string(equal) + " of " + std::to_string(rows_.size()) + " rows of " +
                                     kSideName[side] + " equal the partial result of rank " + std::to_string(rank) +
                                     ": the reduction is missing");
@@ -292,7 +292,7 @@ class Explainer {
     const std::string& stem = index_.sites[site_].parsed.stem;
     const bool lse = stem.ends_with("lse");
     const bool cache = Is("attn.kv_write");
-    cause_.cls = lse ? "LSE" : cache ? "KV-SCALE" : "SCALE";
+    cause_.cls = lse ? fault_class::kLse : cache ? fault_class::kKvScale : fault_class::kScale;
     cause_.constant = "B = " + Printf("%.4f", c) + " A";
     constexpr double kLog2e = 1.4426950408889634;
     if (std::fabs(c - kLog2e) < 1e-3) cause_.constant += " (log2 e: logarithm of base 2 on side B)";
@@ -323,7 +323,7 @@ class Explainer {
       const double c = ds / ss;
       const double rest = std::sqrt(std::max(0.0, dd - c * ds) / dd);
       if (rest > residual_) continue;
-      cause_.cls = "REDUCE";
+      cause_.cls = fault_class::kReduce;
       cause_.constant = "B = A + " + Printf("%.3f", c) + " x " + index_.sites[edge.site].name;
       cause_.evidence.push_back("the difference is that input but for " + Printf("%.1e", rest) + " of its norm");
       return;

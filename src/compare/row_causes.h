@@ -7,12 +7,13 @@
 
 #include "compare/joint_index.h"
 #include "compare/site_graph.h"
+#include "finding/finding.h"
 
 namespace assay {
 
 struct RowCause {
-  std::string cls = "UNKNOWN";  // class of the case bank
-  std::string constant;         // fitted constant with its meaning, or empty
+  std::string cls{fault_class::kUnknown};
+  std::string constant;  // fitted constant with its meaning, or empty
   std::vector<std::string> evidence;
 };
 
