@@ -1,5 +1,5 @@
-# One static library a folder of src/. The second list is all that the folder may include (tests/base/test_layers
-# checks the same table against the sources).
+# One static library a folder of src/. The second list is all that the folder may include: tests/base/test_layers
+# reads it from here, and checks every #include.
 function(assay_layer name)
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*.cpp)
   add_library(assay_${name} STATIC ${sources} ${PROJECT_SOURCE_DIR}/cmake/empty.cpp)
