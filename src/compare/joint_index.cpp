@@ -380,4 +380,13 @@ const RowInterval& JointIndex::interval_of(uint32_t row) const {
   return *(it - 1);
 }
 
+std::string MetaOf(const Trace& trace, std::string_view key) {
+  for (const TraceProcess& process : trace.processes()) {
+    for (const auto& [name, value] : process.info.meta) {
+      if (name == key) return value;
+    }
+  }
+  return {};
+}
+
 }  // namespace assay

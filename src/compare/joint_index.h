@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/status.h"
@@ -71,5 +72,8 @@ struct JointIndex {
   // The interval of a row number.
   const RowInterval& interval_of(uint32_t row) const;
 };
+
+// The value of a key in the metadata of the first process that has it; empty: none.
+std::string MetaOf(const Trace& trace, std::string_view key);
 
 }  // namespace assay

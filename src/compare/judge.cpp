@@ -16,12 +16,6 @@ constexpr size_t kMajorityRows = 8;  // fewer rows than this are judged one by o
 
 bool IsBad(CellState state) { return state == CellState::kRoot || state == CellState::kConsequence; }
 
-float Distance(const double* a, const double* b, int n) {
-  double sum = 0;
-  for (int i = 0; i < n; ++i) sum += (a[i] - b[i]) * (a[i] - b[i]);
-  return static_cast<float>(std::sqrt(sum));
-}
-
 // The value below which 90 % of the values lie; 0 for none. Reorders.
 double Quantile90(std::vector<float>* values) {
   if (values->empty()) return 0;
@@ -41,16 +35,6 @@ std::string Format(const char* format, double x) {
   char buffer[64];
   std::snprintf(buffer, sizeof buffer, format, x);
   return buffer;
-}
-
-// The value of a key in the metadata of the first process that has it.
-std::string MetaOf(const Trace& trace, std::string_view key) {
-  for (const TraceProcess& process : trace.processes()) {
-    for (const auto& [name, value] : process.info.meta) {
-      if (name == key) return value;
-    }
-  }
-  return {};
 }
 
 // Judged site whose rows later sites may still ask for.
@@ -77,6 +61,7 @@ class Judge {
       : index_(index),
         graph_(graph),
         options_(options),
+        reader_(index),
         judged_(index.sites.size()),
         aside_from_(index.n_rows, Judgement::kNever) {}
 
@@ -103,8 +88,8 @@ class Judge {
         if (count == 0) return;
         result_.coverage.notes.push_back(std::string(kNames[side]) + ": " + std::to_string(count) + what);
       };
-      note(repeated_[side], " rows recorded more than once by one rank; the last recording is compared");
-      note(incomplete_[side], " rows left out because a rank's part is missing");
+      note(reader_.repeated(side), " rows recorded more than once by one rank; the last recording is compared");
+      note(reader_.incomplete(side), " rows left out because a rank's part is missing");
     }
     return std::move(result_);
   }
@@ -132,141 +117,23 @@ class Judge {
     spread64_ = SpreadAbove(kSketchSize, options_.false_alarm / static_cast<double>(std::max<uint64_t>(pieces, 1)));
   }
 
-  // Calls f(request, begin[2], end[2]) for each request that has pieces of the site on a side.
-  template <class F>
-  void ForEachRequest(const JointSite& site, F f) {
-    size_t at[2] = {site.begin[kA], site.begin[kB]};
-    while (at[kA] < site.end[kA] || at[kB] < site.end[kB]) {
-      uint32_t request = ~uint32_t{0};
-      for (int side : {kA, kB}) {
-        if (at[side] < site.end[side]) request = std::min(request, index_.pieces[side][at[side]].request);
-      }
-      size_t begin[2], end[2];
-      for (int side : {kA, kB}) {
-        begin[side] = at[side];
-        while (at[side] < site.end[side] && index_.pieces[side][at[side]].request == request) ++at[side];
-        end[side] = at[side];
-      }
-      f(request, begin, end);
-    }
-  }
-
   void CompareSite(uint32_t s) {
-    const JointSite& site = index_.sites[s];
-    Judged& judged = judged_[s];
-    judged.cells.assign(index_.n_rows, Cell());
+    SiteCells read = reader_.Read(s, &result_.coverage);
     outcome_ = SiteOutcome();
     outcome_.site = s;
-    outcome_.comparison.name = site.name;
-    roundoff_[kA] = roundoff_[kB] = 0;
-    dot_ = norm_a_ = norm_b_ = 0;
-    const SideFormat format[2] = {FormatOf(index_, kA, site), FormatOf(index_, kB, site)};
-    judged.cols = format[kA].cols;
-    chunk_ = site.parsed.chunk >= 0;
-    same_dtype_ = format[kA].dtype == format[kB].dtype;
-    by_rows_ = site.has_rows && format[kA].row_grid && format[kB].row_grid;
-    result_.by_rows &= by_rows_ || !site.has_rows;
-    ForEachRequest(site, [&](uint32_t request, const size_t* begin, const size_t* end) {
-      for (int side : {kA, kB}) {
-        ReadRows(index_, side, begin[side], end[side], by_rows_, -1, &rows_[side]);
-        roundoff_[side] = std::max(roundoff_[side], rows_[side].roundoff);
-        repeated_[side] += rows_[side].repeated;
-        incomplete_[side] += rows_[side].incomplete;
-      }
-      JoinRows(request, &judged);
-    });
+    outcome_.comparison.name = index_.sites[s].name;
+    outcome_.comparison.rows = read.rows;
+    outcome_.any_difference = read.any_difference;
+    by_rows_ = read.by_rows;
+    result_.by_rows &= by_rows_ || !index_.sites[s].has_rows;
+    dot_ = read.dot;
+    norm_a_ = read.norm_sq[kA];
+    norm_b_ = read.norm_sq[kB];
+    for (int side : {kA, kB}) roundoff_[side] = read.roundoff[side];
+    Judged& judged = judged_[s];
+    judged.cells = std::move(read.cells);
+    judged.cols = read.cols;
     judged.roundoff = std::max(roundoff_[kA], roundoff_[kB]);
-  }
-
-  void JoinRows(uint32_t request, Judged* judged) {
-    const std::vector<RowValue>&a = rows_[kA].rows, &b = rows_[kB].rows;
-    size_t i = 0, j = 0, hint = 0;
-    Coverage& coverage = result_.coverage;
-    while (i < a.size() || j < b.size()) {
-      const bool only_a = j == b.size() || (i < a.size() && a[i].position < b[j].position);
-      const bool only_b = !only_a && (i == a.size() || b[j].position < a[i].position);
-      if (only_a) {
-        coverage.rows_only_a += a[i++].n_rows;
-      } else if (only_b) {
-        coverage.rows_only_b += b[j++].n_rows;
-      } else {
-        if (a[i].n_rows != b[j].n_rows) {  // blocks of which the sides hold different rows
-          coverage.rows_only_a += a[i].n_rows;
-          coverage.rows_only_b += b[j].n_rows;
-        } else {
-          AddCell(request, i, j, &hint, judged);
-        }
-        ++i;
-        ++j;
-      }
-    }
-  }
-
-  // "first:last" key of a chunk's partial result, from its metadata; the last event asked for is remembered.
-  const std::string& KeysOf(int side, const RowValue& value) {
-    const uint32_t event = index_.pieces[side][value.piece].event;
-    if (event != keys_event_[side]) {
-      keys_event_[side] = event;
-      keys_[side].clear();
-      for (const auto& [name, text] : index_.trace[side]->event(event).Decode().meta) {
-        if (name == "keys") keys_[side] = text;
-      }
-    }
-    return keys_[side];
-  }
-
-  void AddCell(uint32_t request, size_t i, size_t j, size_t* hint, Judged* judged) {
-    const RowValue &a = rows_[kA].rows[i], &b = rows_[kB].rows[j];
-    if (chunk_ && KeysOf(kA, a) != KeysOf(kB, b)) {  // attention over another range of keys: another quantity
-      result_.coverage.rows_only_a += a.n_rows;
-      result_.coverage.rows_only_b += b.n_rows;
-      return;
-    }
-    Cell cell;
-    cell.norm = static_cast<float>(std::sqrt(std::max(a.sum_sq, b.sum_sq)));
-    cell.nonfinite_differs = a.nonfinite != b.nonfinite;
-    cell.state = CellState::kOk;
-    const bool equal = same_dtype_ && a.digest_whole && b.digest_whole && a.digest == b.digest;
-    if (by_rows_) {
-      cell.grid = true;
-      for (int k = 0; k < kRowSketchSize; ++k) {
-        cell.sketch_a[k] = static_cast<float>(a.sketch[k]);
-        cell.delta[k] = equal ? 0.0f : static_cast<float>(b.sketch[k] - a.sketch[k]);
-      }
-      if (!equal) cell.diff = Distance(a.sketch, b.sketch, kRowSketchSize);
-    } else if (!equal) {
-      const double *x = &rows_[kA].sketches[i * kSketchSize], *y = &rows_[kB].sketches[j * kSketchSize];
-      cell.diff = Distance(x, y, kSketchSize);
-      for (int k = 0; k < kSketchSize; ++k) {
-        dot_ += x[k] * y[k];
-        norm_a_ += x[k] * x[k];
-        norm_b_ += y[k] * y[k];
-      }
-    }
-    if (!equal) {
-      // The norms' difference is a lower bound, all there is without a sketch; a differing digest of equal figures
-      // stays visible.
-      cell.diff = std::max(cell.diff, static_cast<float>(std::fabs(std::sqrt(a.sum_sq) - std::sqrt(b.sum_sq))));
-      if (cell.diff == 0 && same_dtype_ && a.digest != b.digest) cell.diff = std::numeric_limits<float>::min();
-      if (cell.diff > 0) outcome_.any_difference = true;
-    }
-    for (const RowValue* value : {&a, &b}) {
-      if (value->deviating_rank < 0) continue;
-      outcome_.any_difference = true;
-      // Nearly equal: it is the first rank that is wrong, against the other side and against its copies alike.
-      cell.between_replicas = value->deviation > 2 * cell.diff;
-      cell.diff = std::max(cell.diff, value->deviation);
-    }
-    outcome_.any_difference |= cell.nonfinite_differs;
-    const Piece &piece_a = index_.pieces[kA][a.piece], &piece_b = index_.pieces[kB][b.piece];
-    cell.same_cut = piece_a.position == piece_b.position && piece_a.n_rows == piece_b.n_rows;
-    cell.decode = a.n_rows == 1 && (piece_a.n_rows == 1 || piece_b.n_rows == 1);
-    for (uint32_t k = 0; k < a.n_rows; ++k) {
-      const int64_t row = index_.row(request, a.position + static_cast<int32_t>(k), hint);
-      if (row < 0) continue;
-      judged->cells[static_cast<size_t>(row)] = cell;
-      ++outcome_.comparison.rows;
-    }
   }
 
   // Once a generated token differs, the request's later rows have different inputs by right.
@@ -278,12 +145,11 @@ class Judge {
       if (index_.sites[s].name == "embed") embed_site = s;
     }
     if (token_site < 0) return;
-    const Coverage before = result_.coverage;
-    CompareSite(static_cast<uint32_t>(token_site));
-    if (embed_site >= 0) CompareSite(static_cast<uint32_t>(embed_site));
-    result_.coverage = before;
-    const std::vector<Cell>& tokens = judged_[static_cast<size_t>(token_site)].cells;
-    const std::vector<Cell>* embeds = embed_site >= 0 ? &judged_[static_cast<size_t>(embed_site)].cells : nullptr;
+    CellReader reader(index_);
+    Coverage not_counted;
+    const std::vector<Cell> tokens = reader.Read(static_cast<uint32_t>(token_site), &not_counted).cells;
+    std::vector<Cell> embeds;  // empty: not recorded
+    if (embed_site >= 0) embeds = reader.Read(static_cast<uint32_t>(embed_site), &not_counted).cells;
     uint32_t request = ~uint32_t{0};
     bool behind = false;
     for (const RowInterval& interval : index_.intervals) {
@@ -296,13 +162,10 @@ class Judge {
         if (behind || tokens[row].state == CellState::kAbsent || tokens[row].diff == 0) continue;
         if (interval.first + int64_t{k} < prompt - 1) continue;  // the next input is the prompt's, not this choice
         // A run that follows given tokens (--like) has equal inputs in spite of another choice.
-        const bool fed = k + 1 < interval.count && embeds != nullptr && (*embeds)[row + 1].state != CellState::kAbsent;
-        behind = !fed || (*embeds)[row + 1].relative() > 0.01;
+        const bool fed = k + 1 < interval.count && !embeds.empty() && embeds[row + 1].state != CellState::kAbsent;
+        behind = !fed || embeds[row + 1].relative() > 0.01;
       }
     }
-    std::vector<Cell>().swap(judged_[static_cast<size_t>(token_site)].cells);
-    if (embed_site >= 0) std::vector<Cell>().swap(judged_[static_cast<size_t>(embed_site)].cells);
-    repeated_[kA] = repeated_[kB] = incomplete_[kA] = incomplete_[kB] = 0;
   }
 
   // --- verdicts -----------------------------------------------------------------------------------------------
@@ -702,6 +565,7 @@ class Judge {
   const JointIndex& index_;
   const SiteGraph& graph_;
   const JudgeOptions& options_;
+  CellReader reader_;
   Judgement result_;
   std::vector<Judged> judged_;
   std::vector<uint32_t> aside_from_;  // as in Judgement
@@ -711,52 +575,18 @@ class Judge {
 
   // Of the site at hand.
   SiteOutcome outcome_;
-  SideRows rows_[2];
   double roundoff_[2] = {0, 0};
-  bool by_rows_ = true, same_dtype_ = true, chunk_ = false;
-  uint32_t keys_event_[2] = {~uint32_t{0}, ~uint32_t{0}};
-  std::string keys_[2];
+  bool by_rows_ = true;
   double noise_ = 0;
   int64_t cache_site_ = -1;
   double dot_ = 0, norm_a_ = 0, norm_b_ = 0;
   double worst_ratio_ = -1, root_ratio_ = -1;
-  uint64_t repeated_[2] = {0, 0}, incomplete_[2] = {0, 0};
   std::vector<float> ratios_;  // of rows within their bounds: difference / bound without spread
   std::vector<uint32_t> ratio_rows_;
   std::map<uint32_t, std::vector<uint8_t>> bad_by_position_;
 };
 
-bool SaysKeys(const JointIndex& index, int side, const JointSite& site) {
-  const Piece& piece = index.pieces[side][site.begin[side]];
-  for (const auto& [name, text] : index.trace[side]->event(piece.event).Decode().meta) {
-    if (name == "keys") return true;
-  }
-  return false;
-}
-
 }  // namespace
-
-std::vector<uint8_t> ComparableSites(const JointIndex& index, std::vector<std::string>* notes) {
-  std::vector<uint8_t> out(index.sites.size(), 0);
-  const bool same_chunks = MetaOf(*index.trace[kA], "chunk") == MetaOf(*index.trace[kB], "chunk");
-  for (size_t i = 0; i < index.sites.size(); ++i) {
-    const JointSite& site = index.sites[i];
-    if (site.begin[kA] == site.end[kA] || site.begin[kB] == site.end[kB]) continue;
-    // Partial results say which keys they cover, or the runs must have been cut alike.
-    if (site.parsed.chunk >= 0 && !same_chunks && !(SaysKeys(index, kA, site) && SaysKeys(index, kB, site))) {
-      continue;
-    }
-    const SideFormat a = FormatOf(index, kA, site), b = FormatOf(index, kB, site);
-    if (a.cols != b.cols) {
-      if (site.parsed.chunk < 0)
-        notes->push_back(site.name + ": not compared, " + std::to_string(a.cols) + " columns against " +
-                         std::to_string(b.cols));
-      continue;
-    }
-    out[i] = 1;
-  }
-  return out;
-}
 
 Judgement JudgeAll(const JointIndex& index, const SiteGraph& graph, const JudgeOptions& options) {
   return Judge(index, graph, options).Run();

@@ -14,27 +14,10 @@
 #include "compare/bounds.h"
 #include "compare/diff.h"
 #include "compare/joint_index.h"
-#include "compare/row_values.h"
+#include "compare/site_cells.h"
 #include "compare/site_graph.h"
 
 namespace assay {
-
-enum class CellState : uint8_t { kAbsent, kOk, kRoot, kConsequence, kAside };
-
-// One row of one site on both sides.
-struct Cell {
-  float diff = 0;                              // L2 of the difference, as the sketch says, or between replicas
-  float norm = 0;                              // larger of both L2 norms
-  float delta[kRowSketchSize] = {0, 0, 0, 0};  // sketch(B) - sketch(A); 0 without row grids
-  float sketch_a[kRowSketchSize] = {0, 0, 0, 0};
-  CellState state = CellState::kAbsent;
-  bool nonfinite_differs = false;
-  bool between_replicas = false;  // diff is how far ranks of one side are from each other; the first ranks agree
-  bool grid = false;              // delta and sketch_a hold
-  bool decode = false;            // recorded alone, by either side
-  bool same_cut = false;          // both sides computed it in a piece of the same rows
-  double relative() const { return norm > 0 ? double{diff} / norm : (diff > 0 ? 1e30 : 0); }
-};
 
 enum class RootReason : uint8_t { kBound, kSum, kMajority, kNonFinite, kChoice, kReplica };
 
@@ -68,9 +51,6 @@ struct Judgement {
   bool all_equal = true;
   bool by_rows = true;  // every comparison had row grids
 };
-
-// Which sites of the index can be compared: recorded on both sides with equal columns; says why not in notes.
-std::vector<uint8_t> ComparableSites(const JointIndex& index, std::vector<std::string>* notes);
 
 Judgement JudgeAll(const JointIndex& index, const SiteGraph& graph, const JudgeOptions& options);
 

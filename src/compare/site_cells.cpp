@@ -1,0 +1,179 @@
+#include "compare/site_cells.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace assay {
+namespace {
+
+float Distance(const double* a, const double* b, int n) {
+  double sum = 0;
+  for (int i = 0; i < n; ++i) sum += (a[i] - b[i]) * (a[i] - b[i]);
+  return static_cast<float>(std::sqrt(sum));
+}
+
+// "first:last" key of a chunk's partial result, from its metadata; empty: not said.
+std::string KeysIn(const Trace& trace, uint32_t event) {
+  for (const auto& [name, text] : trace.event(event).Decode().meta) {
+    if (name == "keys") return text;
+  }
+  return {};
+}
+
+bool SaysKeys(const JointIndex& index, int side, const JointSite& site) {
+  return !KeysIn(*index.trace[side], index.pieces[side][site.begin[side]].event).empty();
+}
+
+// Calls f(request, begin[2], end[2]) for each request that has pieces of the site on a side.
+template <class F>
+void ForEachRequest(const JointIndex& index, const JointSite& site, F f) {
+  size_t at[2] = {site.begin[kA], site.begin[kB]};
+  while (at[kA] < site.end[kA] || at[kB] < site.end[kB]) {
+    uint32_t request = ~uint32_t{0};
+    for (int side : {kA, kB}) {
+      if (at[side] < site.end[side]) request = std::min(request, index.pieces[side][at[side]].request);
+    }
+    size_t begin[2], end[2];
+    for (int side : {kA, kB}) {
+      begin[side] = at[side];
+      while (at[side] < site.end[side] && index.pieces[side][at[side]].request == request) ++at[side];
+      end[side] = at[side];
+    }
+    f(request, begin, end);
+  }
+}
+
+}  // namespace
+
+SiteCells CellReader::Read(uint32_t number, Coverage* coverage) {
+  const JointSite& site = index_.sites[number];
+  SiteCells out;
+  out.cells.assign(index_.n_rows, Cell());
+  const SideFormat format[2] = {FormatOf(index_, kA, site), FormatOf(index_, kB, site)};
+  out.cols = format[kA].cols;
+  out.by_rows = site.has_rows && format[kA].row_grid && format[kB].row_grid;
+  chunk_ = site.parsed.chunk >= 0;
+  same_dtype_ = format[kA].dtype == format[kB].dtype;
+  ForEachRequest(index_, site, [&](uint32_t request, const size_t* begin, const size_t* end) {
+    for (int side : {kA, kB}) {
+      ReadRows(index_, side, begin[side], end[side], out.by_rows, -1, &rows_[side]);
+      out.roundoff[side] = std::max(out.roundoff[side], rows_[side].roundoff);
+      repeated_[side] += rows_[side].repeated;
+      incomplete_[side] += rows_[side].incomplete;
+    }
+    JoinRows(request, &out, coverage);
+  });
+  return out;
+}
+
+void CellReader::JoinRows(uint32_t request, SiteCells* out, Coverage* coverage) {
+  const std::vector<RowValue>&a = rows_[kA].rows, &b = rows_[kB].rows;
+  size_t i = 0, j = 0, hint = 0;
+  while (i < a.size() || j < b.size()) {
+    const bool only_a = j == b.size() || (i < a.size() && a[i].position < b[j].position);
+    const bool only_b = !only_a && (i == a.size() || b[j].position < a[i].position);
+    if (only_a) {
+      coverage->rows_only_a += a[i++].n_rows;
+    } else if (only_b) {
+      coverage->rows_only_b += b[j++].n_rows;
+    } else {
+      if (a[i].n_rows != b[j].n_rows) {  // blocks of which the sides hold different rows
+        coverage->rows_only_a += a[i].n_rows;
+        coverage->rows_only_b += b[j].n_rows;
+      } else {
+        AddCell(request, i, j, &hint, out, coverage);
+      }
+      ++i;
+      ++j;
+    }
+  }
+}
+
+// The last event asked for is remembered: its rows come one after the other.
+const std::string& CellReader::KeysOf(int side, const RowValue& value) {
+  const uint32_t event = index_.pieces[side][value.piece].event;
+  if (event != keys_event_[side]) {
+    keys_event_[side] = event;
+    keys_[side] = KeysIn(*index_.trace[side], event);
+  }
+  return keys_[side];
+}
+
+void CellReader::AddCell(uint32_t request, size_t i, size_t j, size_t* hint, SiteCells* out, Coverage* coverage) {
+  const RowValue &a = rows_[kA].rows[i], &b = rows_[kB].rows[j];
+  if (chunk_ && KeysOf(kA, a) != KeysOf(kB, b)) {  // attention over another range of keys: another quantity
+    coverage->rows_only_a += a.n_rows;
+    coverage->rows_only_b += b.n_rows;
+    return;
+  }
+  Cell cell;
+  cell.norm = static_cast<float>(std::sqrt(std::max(a.sum_sq, b.sum_sq)));
+  cell.nonfinite_differs = a.nonfinite != b.nonfinite;
+  cell.state = CellState::kOk;
+  const bool equal = same_dtype_ && a.digest_whole && b.digest_whole && a.digest == b.digest;
+  if (out->by_rows) {
+    cell.grid = true;
+    for (int k = 0; k < kRowSketchSize; ++k) {
+      cell.sketch_a[k] = static_cast<float>(a.sketch[k]);
+      cell.delta[k] = equal ? 0.0f : static_cast<float>(b.sketch[k] - a.sketch[k]);
+    }
+    if (!equal) cell.diff = Distance(a.sketch, b.sketch, kRowSketchSize);
+  } else if (!equal) {
+    const double *x = &rows_[kA].sketches[i * kSketchSize], *y = &rows_[kB].sketches[j * kSketchSize];
+    cell.diff = Distance(x, y, kSketchSize);
+    for (int k = 0; k < kSketchSize; ++k) {
+      out->dot += x[k] * y[k];
+      out->norm_sq[kA] += x[k] * x[k];
+      out->norm_sq[kB] += y[k] * y[k];
+    }
+  }
+  if (!equal) {
+    // The norms' difference is a lower bound, all there is without a sketch; a differing digest of equal figures
+    // stays visible.
+    cell.diff = std::max(cell.diff, static_cast<float>(std::fabs(std::sqrt(a.sum_sq) - std::sqrt(b.sum_sq))));
+    if (cell.diff == 0 && same_dtype_ && a.digest != b.digest) cell.diff = std::numeric_limits<float>::min();
+    if (cell.diff > 0) out->any_difference = true;
+  }
+  for (const RowValue* value : {&a, &b}) {
+    if (value->deviating_rank < 0) continue;
+    out->any_difference = true;
+    // Nearly equal: it is the first rank that is wrong, against the other side and against its copies alike.
+    cell.between_replicas = value->deviation > 2 * cell.diff;
+    cell.diff = std::max(cell.diff, value->deviation);
+  }
+  out->any_difference |= cell.nonfinite_differs;
+  const Piece &piece_a = index_.pieces[kA][a.piece], &piece_b = index_.pieces[kB][b.piece];
+  cell.same_cut = piece_a.position == piece_b.position && piece_a.n_rows == piece_b.n_rows;
+  cell.decode = a.n_rows == 1 && (piece_a.n_rows == 1 || piece_b.n_rows == 1);
+  for (uint32_t k = 0; k < a.n_rows; ++k) {
+    const int64_t row = index_.row(request, a.position + static_cast<int32_t>(k), hint);
+    if (row < 0) continue;
+    out->cells[static_cast<size_t>(row)] = cell;
+    ++out->rows;
+  }
+}
+
+std::vector<uint8_t> ComparableSites(const JointIndex& index, std::vector<std::string>* notes) {
+  std::vector<uint8_t> out(index.sites.size(), 0);
+  const bool same_chunks = MetaOf(*index.trace[kA], "chunk") == MetaOf(*index.trace[kB], "chunk");
+  for (size_t i = 0; i < index.sites.size(); ++i) {
+    const JointSite& site = index.sites[i];
+    if (site.begin[kA] == site.end[kA] || site.begin[kB] == site.end[kB]) continue;
+    // Partial results say which keys they cover, or the runs must have been cut alike.
+    if (site.parsed.chunk >= 0 && !same_chunks && !(SaysKeys(index, kA, site) && SaysKeys(index, kB, site))) {
+      continue;
+    }
+    const SideFormat a = FormatOf(index, kA, site), b = FormatOf(index, kB, site);
+    if (a.cols != b.cols) {
+      if (site.parsed.chunk < 0)
+        notes->push_back(site.name + ": not compared, " + std::to_string(a.cols) + " columns against " +
+                         std::to_string(b.cols));
+      continue;
+    }
+    out[i] = 1;
+  }
+  return out;
+}
+
+}  // namespace assay
