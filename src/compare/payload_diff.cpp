@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
+#include <span>
 #include <tuple>
 
 #include "tensor/decode.h"
@@ -121,20 +122,20 @@ class Comparer {
     for (int side : {kA, kB}) {
       rows_[side].clear();
       if (!Collect(side, site)) return;
-      std::stable_sort(rows_[side].begin(), rows_[side].end(),
-                       [](const StoredRow& a, const StoredRow& b) { return a.key() < b.key(); });
+      std::stable_sort(rows_[side].begin(), rows_[side].end(), [](const StoredRow& a, const StoredRow& b) {
+        return std::pair(a.key(), a.rank) < std::pair(b.key(), b.rank);
+      });
     }
     Accumulator sum(site.has_rows);
-    size_t j = 0, hint = 0;
-    for (size_t i = 0; i < rows_[kA].size(); ++i) {
-      const StoredRow& a = rows_[kA][i];
-      // Replicas follow each other; the first of each side is compared.
-      if (i > 0 && rows_[kA][i - 1].key() == a.key()) continue;
-      while (j < rows_[kB].size() && rows_[kB][j].key() < a.key()) ++j;
-      if (j == rows_[kB].size() || rows_[kB][j].key() != a.key()) continue;
-      const int64_t number = index_.row(a.request, a.position, &hint);
+    size_t hint = 0;
+    for (size_t i = 0, j = 0; i < rows_[kA].size();) {
+      const std::span<const StoredRow> a = CopiesFrom(rows_[kA], i);
+      i += a.size();
+      while (j < rows_[kB].size() && rows_[kB][j].key() < a[0].key()) ++j;
+      if (j == rows_[kB].size() || rows_[kB][j].key() != a[0].key()) continue;
+      const int64_t number = index_.row(a[0].request, a[0].position, &hint);
       if (number >= 0 && aside_from_[static_cast<size_t>(number)] <= outcome->site) continue;
-      sum.Add(a, rows_[kB][j]);
+      AddCopies(a, CopiesFrom(rows_[kB], j), site.parsed.partial, &sum);
     }
     const PayloadDifference result = sum.Result();
     if (result.elements == 0) return;
@@ -146,6 +147,34 @@ class Comparer {
   bool spent() const { return bytes_ > kBudgetBytes; }
 
  private:
+  // The rows from i on that have its key: one a rank, ascending, and more where a rank recorded it again.
+  static std::span<const StoredRow> CopiesFrom(const std::vector<StoredRow>& rows, size_t i) {
+    size_t end = i + 1;
+    while (end < rows.size() && rows[end].key() == rows[i].key()) ++end;
+    return std::span(rows).subspan(i, end - i);
+  }
+
+  // A rank's last recording, or null.
+  static const StoredRow* OfRank(std::span<const StoredRow> copies, int32_t rank) {
+    for (size_t i = copies.size(); i-- > 0;) {
+      if (copies[i].rank == rank) return &copies[i];
+    }
+    return nullptr;
+  }
+
+  // Rank by rank; a rank that one side lacks is held against the other side's first. Partial sums of other ranks are
+  // other quantities.
+  static void AddCopies(std::span<const StoredRow> a, std::span<const StoredRow> b, bool partial, Accumulator* sum) {
+    for (const StoredRow& own : b) {
+      if (OfRank(b, own.rank) != &own) continue;
+      const StoredRow* other = OfRank(a, own.rank);
+      if (other != nullptr || !partial) sum->Add(other != nullptr ? *other : a[0], own);
+    }
+    for (const StoredRow& own : a) {
+      if (OfRank(a, own.rank) == &own && OfRank(b, own.rank) == nullptr && !partial) sum->Add(own, b[0]);
+    }
+  }
+
   // False: no payload at the site's first event, so none is looked for.
   bool Collect(int side, const JointSite& site) {
     const std::vector<Piece>& pieces = index_.pieces[side];

@@ -249,6 +249,26 @@ TEST_F(DiffTest, FirstRankThatDiffersFromItsReplicasIsNamed) {
   EXPECT_EQ(r.findings[0].ranks, (std::vector<int32_t>{2})) << Describe(r);
 }
 
+TEST_F(DiffTest, PayloadsOfEveryRankAreCompared) {
+  for (const std::string site : {"layers.0.attn.k", "layers.0.post_norm", "layers.0.mlp.down.partial"}) {
+    ToyOptions a, b;
+    a.ranks = b.ranks = 4;
+    a.key_shards = b.key_shards = 2;
+    a.payloads = b.payloads = true;
+    b.rank_fault = [&](const std::string& name, int32_t rank, Matrix* part) {
+      if (name == site && rank == 3) part->at(0, 3) += 2;
+    };
+    b.fault = [&](const std::string& name, int, int64_t, Matrix* m) {
+      if (name == "layers.0.mlp.down.partial3" && site == "layers.0.mlp.down.partial") m->at(0, 3) += 2;
+    };
+    const DiffResult r = Compare(a, b);
+    const auto line = std::find_if(r.sites.begin(), r.sites.end(), [&](const auto& s) { return s.name == site; });
+    ASSERT_NE(line, r.sites.end()) << site;
+    EXPECT_NEAR(line->payload.max_abs, 2, 1e-5) << site << Describe(r);
+    EXPECT_GT(line->payload.rel_l2, 0) << site;
+  }
+}
+
 TEST_F(DiffTest, DroppedResidualIsFoundEvenWhenItsInputsDiffer) {
   ToyOptions b;
   Matrix down;

@@ -40,6 +40,7 @@ struct ToyOptions {
   int key_shards = 0;  // heads of attn.k*, and a weight of layer 0's, are recorded as that many shards, each by ranks /
                        // key_shards ranks
   bool row_grid = true;
+  bool payloads = false;
   std::vector<std::string> only;  // globs of sites to record; empty: all
   std::vector<int64_t> forced;    // tokens to feed instead of the chosen ones
   // Called on each tensor before it is recorded and used. first: position of its row 0.
@@ -74,6 +75,7 @@ class ToyModel {
     settings.dir = dir;
     settings.tokens = true;
     settings.row_grid = options.row_grid;
+    if (options.payloads) settings.level = Level::kPayload;
     settings.include.patterns = options.only;
     ProcessInfo process;
     process.host = "toy";
