@@ -8,7 +8,7 @@ from ctypes import POINTER, c_char, c_char_p, c_int, c_int32, c_int64, c_uint32,
 from pathlib import Path
 from typing import Any
 
-from ._errors import InternalError, MachineError, from_code
+from ._errors import InternalError, MachineError, UsageError, from_code
 
 ABI_VERSION = 1
 
@@ -223,14 +223,27 @@ def check(code: int, error: CError) -> None:
         raise from_code(code, error.message.decode("utf-8", "replace"))
 
 
+def c_text(what: str, text: str) -> bytes:
+    """UTF-8 for C, which would cut the text at a NUL in silence."""
+    if not isinstance(text, str):
+        raise UsageError(f"{what} is {text!r}; expected text")
+    try:
+        encoded = text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{what} {text!r} is not valid Unicode") from None
+    if b"\0" in encoded:
+        raise UsageError(f"{what} {text!r} has a NUL in it")
+    return encoded
+
+
 def strings(values: list[str]) -> Any:
     """An array of C strings; keep it alive during the call."""
-    return (c_char_p * len(values))(*[v.encode() for v in values])
+    return (c_char_p * len(values))(*[c_text("the setting", v) for v in values])
 
 
 def pairs(values: dict[str, object]) -> Any:
     """An array of key and value; values are turned into text. Keep it alive during the call."""
-    return (CPair * len(values))(*[CPair(k.encode(), str(v).encode()) for k, v in values.items()])
+    return (CPair * len(values))(*[CPair(c_text("key", k), c_text(k, str(v))) for k, v in values.items()])
 
 
 def take_text(address: c_void_p) -> str:

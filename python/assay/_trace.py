@@ -12,12 +12,14 @@ import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
 from ctypes import byref, c_int64, c_uint32, c_uint64, c_void_p
+from operator import index
 from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
 from . import _library
 from ._dtypes import BITS, NAMES, dtype_number, phase_number
 from ._errors import Error, UsageError
+from ._library import c_text
 from ._settings import NO_ENVIRONMENT, Value, assignments
 from ._tensor import locate
 
@@ -75,8 +77,34 @@ def _integers(values: Any, kind: Any) -> tuple[Any, int, object]:
         values = values.tolist()
     values = list(values)
     mask = (1 << 64) - 1 if kind is c_uint64 else -1  # keys above 2^63 come back from signed arrays as negative
-    array = (kind * len(values))(*[int(v) & mask for v in values])
-    return ctypes.cast(array, c_void_p), len(values), array
+    low, high = (-(1 << 63), (1 << 64) - 1) if kind is c_uint64 else (-(1 << 63), (1 << 63) - 1)
+    numbers = [index(v) for v in values]  # a float is refused, not cut
+    for number in numbers:
+        if not low <= number <= high:
+            raise UsageError(f"{number} does not fit into 64 bits")
+    array = (kind * len(numbers))(*[n & mask for n in numbers])
+    return ctypes.cast(array, c_void_p), len(numbers), array
+
+
+def _printable(text: str) -> bytes:
+    return text.encode(errors="backslashreplace").replace(b"\0", b"\\0")
+
+
+def _check_range(field: str, value: Any, low: int, bits: int) -> None:
+    """ctypes takes a number that does not fit modulo 2^bits."""
+    if not low <= index(value) < 1 << bits:
+        raise UsageError(f"{field}={value!r}; expected {low} to 2^{bits} - 1")
+
+
+def _read_runs(runs: Sequence[Run | tuple[int, ...]]) -> list[Run]:
+    read = [Run(*run) for run in runs]
+    for run in read:
+        if not -(1 << 63) <= index(run.request) < 1 << 64:
+            raise UsageError(f"{run}: the request does not fit into 64 bits")
+        for number in (run.first_row, run.n_rows, run.first_position):
+            if not 0 <= index(number) < 1 << 63:
+                raise UsageError(f"{run}: rows and positions are 0 or above and fit into 63 bits")
+    return read
 
 
 class Trace:
@@ -119,6 +147,7 @@ class Trace:
         self._errors = errors
         self._sites: dict[str, int] = {}
         self._lost: dict[tuple[str, str], int] = {}
+        self._final_counts: Any = None  # CDropCounts, once closed
         # One entry for each call under way: close() waits for them. append and pop are atomic.
         self._calls: deque[None] = deque()
         error = _library.CError()
@@ -180,7 +209,7 @@ class Trace:
         meta: Mapping[str, object] | None = None,
     ) -> bool:
         """Measures one tensor and writes the event. True when it was recorded or the settings leave it out; False when
-        it was dropped, which is counted (drops()). The tensor is read on this thread, without the GIL.
+        it was dropped, which is counted (drops()), or the trace is closed. The tensor is read on this thread, without the GIL.
 
         name: canonical, ``layers.3.attn.q``, or the engine's own; with layer=3 ``attn.q`` is enough.
         tensor: torch (any strided CPU tensor), NumPy (ml_dtypes too), DLPack on the host, or the buffer protocol; any
@@ -203,12 +232,16 @@ class Trace:
         """
         self._calls.append(None)  # from here on close() waits
         try:
-            if self._closed or not self._armed.value:
+            if self._closed:
+                return False
+            if not self._armed.value:
                 return True
             where = locate(tensor)
             event = _library.CEvent.from_buffer_copy(_library.BLANK_EVENT)
             if layer is not None and not name.startswith("layers."):
-                name = f"layers.{layer}.{name}"
+                if index(layer) < 0:
+                    raise UsageError(f"layer={layer}; expected 0 or above")
+                name = f"layers.{index(layer)}.{name}"
             site = self._sites.get(name)
             event.site = self._add_site(name, engine_name, axes) if site is None else site
             rank_of = len(where.shape)
@@ -224,27 +257,37 @@ class Trace:
             if dtype is not None:
                 event.dtype = _reinterpreted(where.dtype, dtype)
             if step is not None:
+                _check_range("step", step, -1, 63)
                 event.step = step
             if rank is not None:
+                _check_range("rank", rank, -1, 31)
                 event.rank = rank
             if phase:
                 event.phase = phase_number(phase)
             if flags:
+                _check_range("flags", flags, 0, 32)
                 event.flags = flags
             if stream:
+                _check_range("stream", stream, 0, 64)
                 event.stream = stream
             if compute_dtype is not None:
                 event.compute_dtype = dtype_number(compute_dtype)
             if row_axis is not None:
+                _check_range("row_axis", row_axis, -1, 31)
                 event.row_axis = row_axis
             if head_axis is not None:
+                _check_range("head_axis", head_axis, -1, 31)
                 event.head_axis = head_axis
             if shard_count != 1 or shard_full_cols or shard_col_offset:
+                _check_range("shard_index", shard_index, 0, 31)
+                _check_range("shard_count", shard_count, 1, 31)
+                _check_range("shard_col_offset", shard_col_offset, 0, 63)
+                _check_range("shard_full_cols", shard_full_cols, 0, 63)
                 event.shard_index, event.shard_count = shard_index, shard_count
                 event.shard_col_offset, event.shard_full_cols = shard_col_offset, shard_full_cols
             keep: list[object] = [where]
             if runs is not None:
-                array = (_library.CRowRun * len(runs))(*[_library.CRowRun(*Run(*r)) for r in runs])
+                array = (_library.CRowRun * len(runs))(*[_library.CRowRun(*run) for run in _read_runs(runs)])
                 event.runs, event.n_runs = array, len(runs)
             if row_requests is not None or row_positions is not None:
                 self._rows(event, where.shape, row_requests, row_positions, keep)
@@ -259,6 +302,9 @@ class Trace:
             _library.check(code, error)
         except Error as problem:
             return self._refuse(name, problem)
+        except (AttributeError, TypeError, ValueError, RuntimeError) as problem:
+            # What a field of the wrong type, or a tensor that is none, raises on its way to C.
+            return self._refuse(name, UsageError(f"{type(problem).__name__}: {problem}"), problem)
         finally:
             self._calls.pop()
         return False
@@ -266,9 +312,9 @@ class Trace:
     def _add_site(self, name: str, engine_name: str | None, axes: str | None) -> int:
         info = _library.CSiteInfo(
             struct_size=ctypes.sizeof(_library.CSiteInfo),
-            name=name.encode(),
-            engine_name=None if engine_name is None else engine_name.encode(),
-            axes=None if axes is None else axes.encode(),
+            name=c_text("name", name),
+            engine_name=None if engine_name is None else c_text("engine_name", engine_name),
+            axes=None if axes is None else c_text("axes", axes),
         )
         number = c_uint32()
         error = _library.CError()
@@ -295,10 +341,10 @@ class Trace:
             count = n
         event.n_rows = count or 0
 
-    def _refuse(self, name: str, problem: Error) -> bool:
+    def _refuse(self, name: Any, problem: Error, cause: BaseException | None = None) -> bool:
         if self._errors == "raise":
-            raise problem
-        key = (name, str(problem))
+            raise problem from cause
+        key = (name if isinstance(name, str) else repr(name), str(problem))
         first = key not in self._lost
         self._lost[key] = self._lost.get(key, 0) + 1
         if first and self._errors == "warn":
@@ -314,7 +360,7 @@ class Trace:
             tokens=array,
             n_tokens=count,
             ordinal=ordinal,
-            engine_id=None if engine_id is None else engine_id.encode(),
+            engine_id=None if engine_id is None else c_text("engine_id", engine_id),
         )
         key = c_uint64()
         self._call("assay_add_request", byref(info), byref(key))
@@ -331,15 +377,17 @@ class Trace:
 
     def coverage(self, site: str, reason: str, count: int = 0, detail: str = "") -> None:
         """A note on what the trace cannot show; reason: "not found", "skipped", "absent on this path" and so on."""
-        self._call("assay_coverage", site.encode(), reason.encode(), count, detail.encode())
+        self._call(
+            "assay_coverage", c_text("site", site), c_text("reason", reason), count, c_text("detail", detail)
+        )
 
     def set_meta(self, key: str, value: object) -> None:
         """A fact of the process; a later value of the same key wins."""
-        self._call("assay_set_meta", key.encode(), str(value).encode())
+        self._call("assay_set_meta", c_text("key", key), c_text(key, str(value)))
 
     def trigger(self, reason: str = "") -> None:
         """Writes out the on-anomaly ring (setting ring). Nothing without one."""
-        self._call("assay_trigger", reason.encode())
+        self._call("assay_trigger", c_text("reason", reason))
 
     def flush(self) -> None:
         """Forces the file to disk, against loss of power; a killed process loses nothing anyway."""
@@ -347,7 +395,7 @@ class Trace:
 
     def drops(self) -> Drops:
         """What did not reach the trace, by reason."""
-        counts = _library.CDropCounts(struct_size=ctypes.sizeof(_library.CDropCounts))
+        counts = self._final_counts or _library.CDropCounts(struct_size=ctypes.sizeof(_library.CDropCounts))
         self._call("assay_drops", byref(counts))
         lost = sum(self._lost.values())
         return Drops(
@@ -381,13 +429,16 @@ class Trace:
             if self._closed:
                 return
             for (name, reason), count in self._lost.items():
-                self.coverage(name, "dropped", count, reason)
+                self._call("assay_coverage", _printable(name), b"dropped", count, _printable(reason))
             self._closed = True
         while self._calls:
             time.sleep(0.001)  # a record of another thread is under way
         if self in _open_traces:
             _open_traces.remove(self)
         error = _library.CError()
+        counts = _library.CDropCounts(struct_size=ctypes.sizeof(_library.CDropCounts))
+        if self._library.assay_drops(self._handle, byref(counts), None) == 0:
+            self._final_counts = counts
         _library.check(self._library.assay_close(byref(self._handle), byref(error)), error)
 
     def __enter__(self) -> Trace:

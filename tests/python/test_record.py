@@ -436,3 +436,65 @@ def test_ring_is_written_on_a_nan(trace_dir):
         values[0, 0] = np.nan
         t.record("layers.0.out", values, step=6)
     assert [(e.step, e.anomaly_ring) for e in assay.open(trace_dir)] == [(5, True), (6, True)]
+
+
+WRONG_FIELDS = [
+    {"step": 1 << 63},
+    {"step": -2},
+    {"step": 1.5},
+    {"rank": 1 << 31},
+    {"layer": -1},
+    {"layer": "three"},
+    {"stream": -1},
+    {"flags": 1 << 32},
+    {"row_axis": -7},
+    {"axes": "T\0 d"},
+    {"meta": {"key": "a\0b"}},
+    {"meta": {1: "a"}},
+    {"meta": 5},
+    {"row_requests": 1 << 64, "row_positions": [0, 1]},
+    {"row_requests": "ab", "row_positions": [0, 1]},
+    {"row_positions": [0.5, 1.5]},
+    {"row_positions": [0, 1 << 63]},
+    {"row_positions": 5},
+    {"runs": [(0, 0, -1, 0)]},
+    {"runs": [(0, -1, 2, 0)]},
+    {"runs": [(0, 0, 2, 1 << 63)]},
+    {"runs": [(0, 0, 2, 0, 0, 0)]},
+    {"runs": [None]},
+    {"runs": 5},
+    {"shard_index": 0, "shard_count": 1 << 31},
+]
+
+
+@pytest.mark.parametrize("fields", WRONG_FIELDS, ids=ascii)
+def test_field_that_does_not_fit_is_refused_never_cut(trace_dir, fields):
+    values = np.ones((2, 3), np.float32)
+    with assay.trace(trace_dir) as t:
+        with pytest.raises(assay.UsageError):
+            t.record("attn.q", values, **{"row_axis": 0, **fields})
+    assert len(assay.open(trace_dir)) == 0
+
+
+def test_wrong_arguments_never_stop_a_host_that_counts(trace_dir):
+    values = np.ones((2, 3), np.float32)
+    with assay.trace(trace_dir, errors="count") as t:
+        for number, fields in enumerate(WRONG_FIELDS):
+            assert t.record(f"q{number}", values, **{"row_axis": 0, **fields}) is False
+        for name in ("", "a\0b", "\udcff", 5, None):
+            assert t.record(name, values) is False
+        for tensor in (None, 5, [1.0], "text", object(), np.ones(2, np.complex64)):
+            assert t.record("x", tensor) is False
+        assert t.drops().internal == len(WRONG_FIELDS) + 5 + 6
+        assert t.record("x", values) is True
+    assert t.drops().recorded == 1  # the counts outlive the trace
+    assert t.drops().internal == len(WRONG_FIELDS) + 5 + 6
+    assert t.record("x", values) is False  # closed: not recorded, and says so
+    events = assay.open(trace_dir)
+    assert [e.site for e in events] == ["x"]
+
+
+def test_path_with_a_nul_is_refused(tmp_path):
+    with pytest.raises(assay.UsageError, match="NUL"):
+        assay.trace(f"{tmp_path}/a\0b")
+    assert list(tmp_path.iterdir()) == []
