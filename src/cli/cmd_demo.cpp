@@ -300,7 +300,7 @@ void AddDemoCommand(CLI::App& app, int* exit_code) {
   command->add_option("--fault", options->fault, "Fault to plant (assay reference --list-faults)")
       ->capture_default_str();
   command->add_option("--layer", options->layer, "Layer to plant it in, from 0; default: the lowest where it can be")
-      ->check(CLI::NonNegativeNumber);
+      ->check(NonNegative());
   command->add_option("--max-tokens", options->max_tokens, "Tokens to generate")
       ->check(CLI::Range(int64_t{1}, int64_t{1024}))
       ->capture_default_str();

@@ -31,7 +31,11 @@ int RunDiff(const Options& options) {
   switch (result->verdict) {
     case Verdict::kSame:
     case Verdict::kNoise:
-      return kExitOk;
+      if (!result->coverage.damaged) return kExitOk;
+      std::fprintf(stderr,
+                   "assay diff: a trace is damaged (the notes say where): the verdict holds for what could be read. "
+                   "Record it again\n");
+      return kExitBadInput;
     case Verdict::kFault:
       return kExitDifference;
     case Verdict::kIncomparable:
@@ -52,13 +56,15 @@ void AddDiffCommand(CLI::App& app, int* exit_code) {
   command->add_option("--floor", options->diff.floor_trace,
                       "Trace of A's program once more, its inputs disturbed by one unit in the last place: bounds rise "
                       "to 4 times its difference");
-  command->add_option("--threads", options->diff.threads, "Threads; 0: all cores")->check(CLI::NonNegativeNumber);
+  command->add_option("--threads", options->diff.threads, "Threads; 0: all cores")->check(NonNegative());
   command->add_flag("--all", options->all, "List every site, not only those around the first wrong one");
   command->add_flag("--json", options->json, "JSON on stdout, schema assay.diff/1");
   command->footer(
       "Rows are aligned by canonical name, request and position, whatever the batching, chunks and shards. Verdicts:\n"
       "same (bit-identical), noise (within the derived bound), fault, incomparable (nothing in common). docs/diff.md\n"
-      "tells how bounds are derived. Exit: 0 same or noise, 1 fault, 3 incomparable or damaged.\n\n"
+      "tells how bounds are derived. Exit: 0 same or noise, 1 fault, 3 incomparable, or same or noise in what a "
+      "damaged\n"
+      "trace has left.\n\n"
       "Examples:\n"
       "  assay diff good.trace bad.trace\n"
       "  assay diff a b --tolerance '1e-5,layers.*.attn.q:1e-3' --json");

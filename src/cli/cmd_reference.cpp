@@ -4,9 +4,11 @@
 
 #include <charconv>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "base/version.h"
@@ -34,22 +36,29 @@ struct Arguments {
   bool batch = false, json = false, list_faults = false, tokens_in_trace = false, echo = false;
 };
 
-// "1,2,3" (commas or spaces).
+// "1,2,3": a comma, spaces or both between two ids, spaces at the ends.
 Result<std::vector<int64_t>> ParseIds(const std::string& text) {
   std::vector<int64_t> ids;
   const char *at = text.data(), *end = at + text.size();
+  const auto skip_spaces = [&] {
+    while (at < end && *at == ' ') ++at;
+  };
+  skip_spaces();
   while (at < end) {
-    if (*at == ',' || *at == ' ') {
+    if (!ids.empty() && *at == ',') {
       ++at;
-      continue;
+      skip_spaces();
     }
     int64_t id = 0;
     const auto [next, error] = std::from_chars(at, end, id);
-    if (error != std::errc() || id < 0) {
-      return Status::Usage("--tokens: token ids separated by commas are expected, found \"" + text + "\"");
+    const bool ends_well = next == end || *next == ',' || *next == ' ';
+    if (error != std::errc() || id < 0 || !ends_well || text.back() == ',') {
+      return Status::Usage("--tokens, column " + std::to_string(at - text.data() + 1) +
+                           ": token ids of 0 and above with a comma between two are expected, found \"" + text + "\"");
     }
     ids.push_back(id);
     at = next;
+    skip_spaces();
   }
   if (ids.empty()) return Status::Usage("--tokens: no token id in \"" + text + "\"");
   return ids;
@@ -131,6 +140,22 @@ Result<std::vector<PromptInput>> Prompts(const Arguments& a, const Tokenizer* to
   return out;
 }
 
+// A model knows positions up to its config's limit; what it says beyond is noise, and a slip in --max-tokens would run
+// for days.
+Status CheckPositions(const ModelConfig& config, const std::vector<PromptInput>& prompts, int64_t max_tokens) {
+  const int64_t limit = config.max_position_embeddings;
+  if (limit == 0) return {};  // the config states none
+  for (const PromptInput& prompt : prompts) {
+    const auto length = static_cast<int64_t>(prompt.tokens.size());
+    if (length <= limit && max_tokens - 1 <= limit - length) continue;  // the last token is not fed
+    return Status::Usage(fmt::format(
+        "a prompt of {} tokens and --max-tokens {} go beyond the {} positions of the model (max_position_embeddings): "
+        "ask for fewer, or raise it with --config-override max_position_embeddings=N",
+        length, max_tokens, limit));
+  }
+  return {};
+}
+
 Json ToJson(const Engine& engine, const std::vector<PromptInput>& prompts, const std::vector<Generation>& made,
             const Tokenizer* tokenizer, const std::string& trace) {
   Json out;
@@ -169,7 +194,36 @@ Status Choose(const Arguments& a, EngineOptions* o) {
                                        : KvDType::kAuto;
   if (a.batch && o->sequential) return Status::Usage("--batch and --sequential exclude each other");
   o->layer_input_trace = a.input;
-  return ParseLayers(a.layers, o);
+  ASSAY_RETURN_IF_ERROR(ParseLayers(a.layers, o));
+  if (!a.input.empty() && o->first_layer == 0) {
+    return Status::Usage(
+        "--input has the output of the layer before --layers A:B with A above 0; without it, nothing "
+        "would be read from " +
+        a.input);
+  }
+  return {};
+}
+
+// A run that failed has no trace: what it wrote until then is taken away again, and the folder if nothing else is in
+// it.
+void RemoveTrace(const std::string& dir, const std::string& file, bool alone) {
+  std::error_code ignored;  // it stays, then, and says itself that it is incomplete
+  std::filesystem::remove(file, ignored);
+  if (!alone) return;
+  std::filesystem::remove(dir + "/manifest.json", ignored);
+  std::filesystem::remove_all(dir + "/payloads", ignored);
+  std::filesystem::remove(dir, ignored);
+}
+
+// Whether a trace folder holds recordings of other processes.
+bool HoldsOtherRecordings(const std::string& dir, const std::string& own_file) {
+  std::error_code ignored;
+  for (std::filesystem::directory_iterator it(dir, ignored), end; !ignored && it != end; it.increment(ignored)) {
+    if (it->path().extension() == ".assay" && it->path().filename() != std::filesystem::path(own_file).filename()) {
+      return true;
+    }
+  }
+  return false;
 }
 
 Status Reference(const Arguments& a) {
@@ -183,9 +237,11 @@ Status Reference(const Arguments& a) {
   if (loaded.ok()) tokenizer = std::move(loaded).value();
   ASSAY_ASSIGN_OR_RETURN(const std::vector<PromptInput> prompts, Prompts(a, tokenizer.get(), loaded.status()));
   ASSAY_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(std::move(checkpoint), config, options));
+  ASSAY_RETURN_IF_ERROR(CheckPositions(engine->config(), prompts, engine->options().max_tokens));
   for (const std::string& note : engine->config().notes) fmt::print(stderr, "assay reference: note: {}\n", note);
 
   std::unique_ptr<Recorder> recorder;
+  bool shared = false;  // the trace folder, with other recordings
   if (settings.on()) {
     ProcessInfo process = DescribeThisProcess();
     process.rank = 0;
@@ -193,12 +249,24 @@ Status Reference(const Arguments& a) {
     for (const auto& entry : engine->Describe(prompts)) process.meta.push_back(entry);
     for (const std::string& text : a.overrides) process.meta.emplace_back("override", text);
     ASSAY_ASSIGN_OR_RETURN(recorder, Recorder::Open(settings, process));
+    shared = HoldsOtherRecordings(recorder->dir(), recorder->path());
+    if (shared) {
+      fmt::print(
+          stderr,
+          "assay reference: note: {} holds another recording already; show and diff take both for one run. For a "
+          "run of its own name another folder\n",
+          recorder->dir());
+    }
   }
   auto made = engine->Generate(prompts, recorder.get());
   Status lost_to_disk;
   if (recorder) {
     const Status closed = recorder->Close();
-    if (made.ok() && !closed.ok()) return closed;
+    if (!made.ok()) {
+      RemoveTrace(recorder->dir(), recorder->path(), !shared);
+      return made.status();
+    }
+    if (!closed.ok()) return closed;
     fmt::print(stderr, "assay reference: {} events in {}\n", recorder->recorded(), recorder->dir());
     const DropCounts drops = recorder->drops();
     if (const uint64_t lost = drops.total(); lost > 0) {

@@ -269,7 +269,13 @@ void AddRunCommand(CLI::App& app, int* exit_code) {
         ->type_name(std::string(help.grammar));
   }
   command->add_option("--json", options->json_file, "Write the report as JSON, schema assay.run/1 (- for stdout)")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->check(CLI::Validator(
+          [](const std::string& file) {
+            // "assay run --json -- COMMAND" would take the two dashes for the file, and the command apart.
+            return file == "--" ? "a file is expected, or - for stdout, found --" : std::string();
+          },
+          ""));
   command->add_flag("--quiet,-q", options->quiet, "No report on stderr");
   command->add_option("command", options->command, "The command and its arguments, behind --")
       ->required()

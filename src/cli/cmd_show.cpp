@@ -24,7 +24,8 @@ int RunShow(Options options) {
   for (const std::string& text : options.requests) {
     char* end = nullptr;
     const uint64_t key = std::strtoull(text.c_str(), &end, 16);
-    if (text.empty() || *end != '\0') {
+    // Longer ones would be cut to 64 bits.
+    if (text.empty() || *end != '\0' || text.size() > 16) {
       return Fail("show", Status::Usage("--request " + text +
                                         " is not a key in hexadecimal; `assay show --json` lists "
                                         "the keys under \"requests\""));

@@ -3,8 +3,18 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <string>
 
 namespace assay::cli {
+
+// A whole number from 0 on. The parser's own check of that name spells out the largest double in its message.
+inline CLI::Validator NonNegative() {
+  return CLI::Validator(
+      [](const std::string& text) {
+        return text.rfind('-', 0) == 0 ? "expected 0 or above, found " + text : std::string();
+      },
+      "NONNEGATIVE");
+}
 
 void AddDemoCommand(CLI::App& app, int* exit_code);
 void AddReferenceCommand(CLI::App& app, int* exit_code);

@@ -1,10 +1,14 @@
 // The command line: subcommands, the common footer of every --help, and the mapping of errors to exit codes.
 #include <CLI/CLI.hpp>
+#include <charconv>
+#include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <limits>
 #include <memory>
 #include <new>
 #include <string>
+#include <system_error>
 
 #include "base/version.h"
 #include "cli/commands.h"
@@ -45,6 +49,37 @@ class HelpFormatter : public CLI::Formatter {
   }
 };
 
+// The parser's own conversion of numbers takes what does not fit to the nearest number that does, and -1 for an
+// unsigned one to 2^64 - 1. Returns an error text, empty when the text is a whole number of 64 bits.
+template <class Int>
+std::string CheckWholeNumber(const std::string& text) {
+  Int value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (error == std::errc() && stop == end) return {};
+  return "expected a whole number from " + std::to_string(std::numeric_limits<Int>::min()) + " to " +
+         std::to_string(std::numeric_limits<Int>::max()) + ", found \"" + text + "\"";
+}
+
+// An option that is given must say something: an empty value is mostly a shell variable that was never set, and would
+// be taken for "not given".
+std::string CheckNotEmpty(const std::string& text) { return text.empty() ? "the value is empty" : ""; }
+
+// What holds for every option of every command.
+void CheckValues(CLI::App* command) {
+  for (CLI::Option* option : command->get_options()) {
+    if (option->get_type_size() == 0) continue;  // a flag
+    const std::string type = option->get_type_name();
+    if (type.rfind("INT", 0) == 0) {
+      option->check(CLI::Validator(CheckWholeNumber<int64_t>, ""));
+    } else if (type.rfind("UINT", 0) == 0) {
+      option->check(CLI::Validator(CheckWholeNumber<uint64_t>, ""));
+    } else if (!option->get_positional()) {
+      option->check(CLI::Validator(CheckNotEmpty, ""));
+    }
+  }
+}
+
 int Run(int argc, char** argv) {
   CLI::App app{"assay finds the first wrong tensor in a running LLM.", "assay"};
   app.formatter(std::make_shared<HelpFormatter>());  // before the commands, which take it over
@@ -55,6 +90,7 @@ int Run(int argc, char** argv) {
   for (CLI::App* command : app.get_subcommands({})) {
     const std::string own = command->get_footer();
     command->footer(own.empty() ? kFooter : own + "\n\n" + kFooter);
+    CheckValues(command);
   }
   try {
     app.parse(argc, argv);
@@ -80,6 +116,9 @@ int main(int argc, char** argv) {
     return assay::cli::Run(argc, argv);
   } catch (const std::bad_alloc&) {
     std::fprintf(stderr, "assay: out of memory\n");
+    return assay::cli::kExitEnvironment;
+  } catch (const std::system_error& error) {  // how the formatting library says that stdout takes no more
+    std::fprintf(stderr, "assay: %s\n", error.what());
     return assay::cli::kExitEnvironment;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "assay: internal error: %s\n", error.what());

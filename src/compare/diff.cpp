@@ -1,6 +1,7 @@
 #include "compare/diff.h"
 
 #include <algorithm>
+#include <map>
 #include <thread>
 
 #include "compare/findings.h"
@@ -13,6 +14,7 @@ namespace assay {
 namespace {
 
 constexpr size_t kMaxNames = 10000;  // of sites that one side lacks
+constexpr uint64_t kMaxDamages = 8;  // a side, named in the notes
 
 int ThreadsOf(const DiffOptions& options) {
   if (options.threads > 0) return options.threads;
@@ -62,6 +64,27 @@ void LeaveOutOtherChunks(const JointIndex& index, const Judgement& judgement, Co
                             " sites attn.chunk.J.* cover other keys in A than in B; not counted as common");
 }
 
+// Meta of the processes that says which model ran; both sides of a comparison should agree.
+void NoteOtherModels(const Trace& a, const Trace& b, Coverage* coverage) {
+  const auto facts = [](const Trace& trace) {
+    std::map<std::string, std::string> out;
+    for (const TraceProcess& process : trace.processes()) {
+      for (const auto& [key, value] : process.info.meta) {
+        if (key.rfind("model.", 0) == 0) out.emplace(key, value);
+      }
+    }
+    return out;
+  };
+  const auto of_a = facts(a), of_b = facts(b);
+  std::string differing;
+  for (const auto& [key, value] : of_a) {
+    const auto other = of_b.find(key);
+    if (other == of_b.end() || other->second == value) continue;
+    differing += (differing.empty() ? "" : ", ") + key + " " + value + " in A, " + other->second + " in B";
+  }
+  if (!differing.empty()) coverage->notes.push_back("A and B ran different models: " + differing);
+}
+
 // What the traces themselves say they lack.
 void NoteLosses(const Trace& trace, const char* side, Coverage* coverage) {
   uint64_t dropped = 0, open = 0, damaged = 0;
@@ -75,7 +98,18 @@ void NoteLosses(const Trace& trace, const char* side, Coverage* coverage) {
   };
   note(dropped, "observations were dropped while recording");
   note(open, "files were not closed; their last events may be missing");
-  note(damaged, "damaged records were skipped");
+  note(damaged, "damaged places were skipped; what was recorded there is not compared");
+  coverage->damaged |= damaged > 0;
+  uint64_t named = 0;
+  for (const Damage& damage : trace.damages()) {
+    if (damage.benign || ++named > kMaxDamages) continue;
+    coverage->notes.push_back(std::string(side) + ": " + damage.file + " at byte " + std::to_string(damage.offset) +
+                              ": " + damage.what + ", " + std::to_string(damage.size_bytes) + " bytes skipped");
+  }
+  if (named > kMaxDamages) {
+    coverage->notes.push_back(std::string(side) + ": " + std::to_string(named - kMaxDamages) +
+                              " more; `assay show` lists them all");
+  }
 }
 
 std::string Percent(uint64_t part, uint64_t whole) {
@@ -133,6 +167,7 @@ Result<DiffResult> Diff(const Trace& a, const Trace& b, const DiffOptions& optio
   result.findings = MakeFindings(index, graph, judgement);
   result.coverage = std::move(judgement.coverage);
   CountSites(index, &result.coverage);
+  NoteOtherModels(a, b, &result.coverage);
   NoteLosses(a, "A", &result.coverage);
   NoteLosses(b, "B", &result.coverage);
   result.coverage.notes.insert(result.coverage.notes.end(), notes.begin(), notes.end());

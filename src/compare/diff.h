@@ -22,6 +22,9 @@ struct Coverage {
   uint64_t rows_set_aside = 0;              // depend on a near tie or lie behind a differing token
   std::vector<std::string> only_a, only_b;  // site names
   std::vector<std::string> notes;
+  // Bytes of a trace that cannot be read, beyond what a killed host leaves behind: what is recorded there is not in
+  // the comparison, so that `same` and `noise` hold for the rest alone.
+  bool damaged = false;
 };
 
 struct NearTie {

@@ -345,7 +345,14 @@ class Judge {
         } else if (wrong && cell.between_replicas) {
           reason = RootReason::kReplica;
         } else if (tolerance < 0 && (node.op == SiteOp::kAdd || node.op == SiteOp::kReduce)) {
+          const bool differs = wrong;
           JudgeSum(node, row, cell, &wrong, &reason, &shown, &shown_bound);
+          // A sum that adds up passes on what is wrong with its inputs.
+          if (differs && !wrong && in.bad) {
+            wrong = true;
+            shown = relative;
+            shown_bound = bound;
+          }
         }
         Keep(row, wrong, in, reason, shown, shown_bound, &cell);
         if (!wrong && !in.bad && tolerance < 0 && limit > 0) {

@@ -63,7 +63,7 @@ Status CheckOptions(const EngineOptions& o, const ModelConfig& c) {
     return bad("layers from " + std::to_string(o.first_layer) + " on need the trace that holds layers." +
                std::to_string(o.first_layer - 1) + ".out as payload (--input)");
   }
-  if (!(o.temperature >= 0)) return bad("temperature must not be negative");
+  if (!(o.temperature >= 0) || std::isinf(o.temperature)) return bad("temperature must be finite and not negative");
   if (!(o.kv_scale >= 0) || std::isinf(o.kv_scale)) return bad("the kv scale must be a finite number, not negative");
   if (o.block_size > 65536) return bad("a block holds at most 65536 tokens");
   return {};

@@ -1,6 +1,9 @@
 // The program as a whole: help texts, exit codes, usage errors, where output goes.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -59,6 +62,33 @@ TEST(Cli, UnknownCommandIsAUsageError) {
   const Output run = RunAssay({"divine"});
   EXPECT_EQ(run.exit_code, 2);
   EXPECT_NE(run.err.find("divine"), std::string::npos) << run.err;
+}
+
+TEST(Cli, ValuesThatDoNotFitAreUsageErrorsInEveryCommand) {
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"show", "t", "--step", "99999999999999999999"},
+        {"show", "t", "--site", ""},
+        {"demo", "--layer", "99999999999999999999"},
+        {"demo", "--layer", "-1"},
+        {"diff", "a", "b", "--threads", "-1"},
+        {"diff", "a", "b", "--tolerance", ""},
+        {"run", "--json", "--", "true"}}) {
+    const Output run = RunAssay(arguments);
+    EXPECT_EQ(run.exit_code, 2) << arguments[0] << " " << run.err;
+    EXPECT_EQ(run.out, "");
+    EXPECT_NE(run.err, "");
+    EXPECT_LT(run.err.size(), 300u) << run.err;
+  }
+}
+
+TEST(Cli, FullStdoutIsAnEnvironmentErrorInEveryCommand) {
+  if (access("/dev/full", W_OK) != 0) GTEST_SKIP() << "no /dev/full here";
+  for (const char* command :
+       {"sites", "doctor", "reference --list-faults", "reference --list-faults --json", "--help"}) {
+    const std::string line = std::string(ASSAY_BINARY_DIR) + "/assay " + command + " >/dev/full 2>/dev/null";
+    const int status = std::system(line.c_str());
+    EXPECT_EQ(WEXITSTATUS(status), 4) << command;
+  }
 }
 
 TEST(Cli, TraceThatDoesNotExistIsBadInput) {

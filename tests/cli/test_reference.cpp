@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -126,6 +127,113 @@ TEST_F(ReferenceCommand, ErrorsHaveTheRightExitCode) {
   EXPECT_EQ(Reference({"--prompt", kPrompt}, {"ASSAY_LEVLE=stats"}).exit_code, 2);
   EXPECT_EQ(RunAssay({"reference", Folder("nothing"), "--tokens", "1"}).exit_code, 3);
   EXPECT_EQ(Reference({"--prompt", kPrompt, "--trace", "/proc/no/such/folder"}).exit_code, 4);
+}
+
+TEST_F(ReferenceCommand, ValuesThatDoNotFitAreRefusedNeverCut) {
+  const std::vector<std::vector<std::string>> wrong = {
+      {"--max-tokens", "100000000000000000000"},
+      {"--max-tokens", "2046"},  // one position more than the model has
+      {"--max-tokens", "9223372036854775807"},
+      {"--max-tokens", "1.5"},
+      {"--max-tokens", ""},
+      {"--seed", "-1"},
+      {"--seed", "18446744073709551616"},
+      {"--shards", "99999999999999999999"},
+      {"--temperature", "inf"},
+      {"--temperature", "nan"},
+      {"--layers", ""},
+      {"--fault", ""},
+      {"--trace", ""},
+      {"--like", ""},
+      {"--input", Folder("x")},  // without --layers A:B
+  };
+  for (const std::vector<std::string>& option : wrong) {
+    const Output run = Reference({"--tokens", "1,2,3,4", option[0], option[1]});
+    EXPECT_EQ(run.exit_code, 2) << option[0] << " " << option[1] << "\n" << run.err;
+    EXPECT_EQ(run.out, "");
+    EXPECT_EQ(run.err.find("e+308"), std::string::npos) << run.err;
+  }
+  for (const char* ids : {"", ",", ",1", "1,", "1,,2", "1;2", "1.5", "-1", "+1", "0x10", "99999999999999999999"}) {
+    EXPECT_EQ(Reference({"--tokens", ids, "--max-tokens", "1"}).exit_code, 2) << "--tokens '" << ids << "'";
+  }
+  for (const char* ids : {"1", " 1", "1 ", "1,2", "1 2", "1 , 2", " 1,  2 "}) {
+    EXPECT_EQ(Reference({"--tokens", ids, "--max-tokens", "1"}).exit_code, 0) << "--tokens '" << ids << "'";
+  }
+}
+
+TEST_F(ReferenceCommand, FaultThatChangesNothingLeavesNoTrace) {
+  const std::vector<std::string> arguments = {"--tokens",     "5,6", "--fault", "window-off-by-one",
+                                              "--max-tokens", "2",   "--trace", Folder("trace")};
+  const Output run = Reference(arguments);
+  EXPECT_EQ(run.exit_code, 2);
+  EXPECT_NE(run.err.find("changed nothing"), std::string::npos) << run.err;
+  EXPECT_FALSE(std::filesystem::exists(Folder("trace")));
+
+  // What others recorded there stays.
+  ASSERT_EQ(Reference({"--tokens", "5,6", "--max-tokens", "1", "--trace", Folder("trace")}).exit_code, 0);
+  const auto files = [&] {
+    const std::filesystem::directory_iterator folder(Folder("trace"));
+    return std::distance(begin(folder), end(folder));
+  };
+  const auto before = files();
+  EXPECT_EQ(Reference(arguments).exit_code, 2);
+  EXPECT_EQ(files(), before);
+  EXPECT_EQ(RunAssay({"show", Folder("trace")}).exit_code, 0);
+}
+
+TEST_F(ReferenceCommand, SecondRunIntoOneFolderIsSaid) {
+  const std::vector<std::string> arguments = {"--tokens", "5,6", "--max-tokens", "1", "--trace", Folder("trace")};
+  EXPECT_EQ(Reference(arguments).err.find("another recording"), std::string::npos);
+  EXPECT_NE(Reference(arguments).err.find("another recording"), std::string::npos);
+}
+
+TEST_F(ReferenceCommand, DamagedTraceIsComparedButNeverCalledFine) {
+  for (const char* name : {"a", "b"}) {
+    ASSERT_EQ(Reference({"--tokens", "5,6", "--max-tokens", "2", "--trace", Folder(name)}).exit_code, 0);
+  }
+  EXPECT_EQ(RunAssay({"diff", Folder("a"), Folder("b")}).exit_code, 0);
+  std::string file;
+  for (const auto& entry : std::filesystem::directory_iterator(Folder("b"))) {
+    if (entry.path().extension() == ".assay") file = entry.path();
+  }
+  {
+    std::fstream bytes(file, std::ios::in | std::ios::out | std::ios::binary);
+    bytes.seekp(static_cast<std::streamoff>(std::filesystem::file_size(file) / 2));
+    bytes.write("\xff\xff\xff\xff", 4);
+  }
+  const Output run = RunAssay({"diff", Folder("a"), Folder("b"), "--json"});
+  EXPECT_EQ(run.exit_code, 3);
+  EXPECT_NE(run.err.find("damaged"), std::string::npos) << run.err;
+  const Result<Json> json = ParseJson(run.out, "stdout");
+  ASSERT_TRUE(json.ok());
+  EXPECT_EQ((*json)["verdict"], "same");
+  EXPECT_NE((*json)["coverage"]["notes"].dump().find(" at byte "), std::string::npos);
+}
+
+TEST_F(ReferenceCommand, ChoicesBehindAFaultAreNoNearTies) {
+  // The fault reaches the router of a later layer only through residual sums, which all add up.
+  const std::string prompt = "And God said unto Moses";
+  ASSERT_EQ(Reference({"--prompt", prompt, "--max-tokens", "4", "--ignore-eos", "--trace", Folder("a")}).exit_code, 0);
+  ASSERT_EQ(Reference({"--prompt", prompt, "--max-tokens", "4", "--ignore-eos", "--path", "absorbed", "--fault",
+                       "decode-output-unwritten@0", "--trace", Folder("b")})
+                .exit_code,
+            0);
+  const Output run = RunAssay({"diff", Folder("a"), Folder("b"), "--json"});
+  EXPECT_EQ(run.exit_code, 1);
+  const Result<Json> json = ParseJson(run.out, "stdout");
+  ASSERT_TRUE(json.ok());
+  EXPECT_EQ((*json)["first_bad"]["name"], "layers.0.attn.out");
+  EXPECT_EQ((*json)["near_ties"].size(), 0u) << (*json)["near_ties"].dump();
+}
+
+TEST_F(ReferenceCommand, OtherModelsAreNoted) {
+  ASSERT_EQ(Reference({"--tokens", "5,6", "--max-tokens", "1", "--trace", Folder("a")}).exit_code, 0);
+  ASSERT_EQ(Reference({"--tokens", "5,6", "--max-tokens", "1", "--trace", Folder("b"), "--config-override",
+                       "num_hidden_layers=2"})
+                .exit_code,
+            0);
+  const Output run = RunAssay({"diff", Folder("a"), Folder("b")});
+  EXPECT_NE(run.out.find("model.n_layers 4 in A, 2 in B"), std::string::npos) << run.out;
 }
 
 TEST_F(ReferenceCommand, DamagedCheckpointIsNamedWithItsFile) {
