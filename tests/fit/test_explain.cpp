@@ -419,6 +419,17 @@ TEST(Explain, NonFiniteElementsAreMissesUnlessPredicted) {
   EXPECT_FALSE(answer.within_noise);
 }
 
+TEST(Explain, LargeArraysAreExplainedInTime) {
+  Pair p = Make(64, 8, 256);
+  for (int64_t r = 0; r < 64; ++r) {
+    for (int64_t c = 0; c < 2048; ++c) p.a(r, c) = p.e(r, (c + 256) % 2048);
+  }
+  AddNoise(&p);
+  const Explanation x = Best(&p);
+  ASSERT_KIND(x, Kind::kHeadsMoved);
+  EXPECT_EQ(x.members[7], 0);
+}
+
 TEST(Explain, FewElementsAreNotEnough) {
   Pair p = Make(1, 1, 2);
   for (double& v : p.actual) v *= 2;

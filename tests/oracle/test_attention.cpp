@@ -148,6 +148,52 @@ TEST(Attention, SharpAndFlatScoresMeetTheirBound) {
   }
 }
 
+TEST(Attention, ManyKeysAreAddedUpInBlocks) {
+  const Inputs x = Make(3, 1301, 4, 1, 16, 12);
+  ExpectRight(InputOf(x), {0.25}, "1301 keys");
+  AttentionSpec spec{0.25};
+  spec.window = 700;
+  ExpectRight(InputOf(x), spec, "window over a block's edge");
+}
+
+// P rounded to bf16 before P V, the result stored in bf16: what flash kernels do.
+TEST(Attention, BfloatKernelsMeetTheBoundAndAWrongScaleDoesNot) {
+  Inputs x = Make(12, 40, 4, 2, 32, 16, 9, 2);
+  for (Array* a : {&x.q, &x.k, &x.v}) {
+    for (double& v : a->values) v = ToBf16(v);
+  }
+  const auto kernel = [&](double scale) {
+    Array out = Array::Filled({12, 4, 16});
+    for (int64_t i = 0; i < 12; ++i) {
+      for (int64_t h = 0; h < 4; ++h) {
+        std::vector<float> score;
+        float max = -HUGE_VALF, sum = 0;
+        for (int64_t j = 0; j <= 28 + i; ++j) {
+          float dot = 0;
+          for (int64_t c = 0; c < 32; ++c) {
+            dot += static_cast<float>(x.q[(i * 4 + h) * 32 + c]) * static_cast<float>(x.k[(j * 2 + h / 2) * 32 + c]);
+          }
+          score.push_back(dot * static_cast<float>(scale));
+          max = std::max(max, score.back());
+        }
+        for (float& v : score) sum += v = std::exp(v - max);
+        for (int64_t c = 0; c < 16; ++c) {
+          float total = 0;
+          for (size_t j = 0; j < score.size(); ++j) {
+            total += static_cast<float>(ToBf16(score[j])) *
+                     static_cast<float>(x.v[(static_cast<int64_t>(j) * 2 + h / 2) * 16 + c]);
+          }
+          out[(i * 4 + h) * 16 + c] = ToBf16(total / sum);
+        }
+      }
+    }
+    return out;
+  };
+  const AttentionResult r = Attend(InputOf(x), {0.25}).value();
+  ExpectWithin(kernel(0.25), r.out, kBf16);
+  EXPECT_GT(Compare(kernel(0.25 * 1.1), r.out, kBf16)->over, 100);
+}
+
 TEST(Attention, KeysInAnyOrderGiveTheSameRows) {
   Inputs x = Make(6, 20, 2, 1, 8, 4);
   const AttentionResult straight = Attend(InputOf(x), {0.3}).value();
