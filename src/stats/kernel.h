@@ -17,7 +17,7 @@ namespace assay {
 // Sums of a row, or of a head, within a segment. The sketch is the segment's folded to 16 buckets (bucket & 15); a row
 // cell folds it once more to 4 (bucket & 3).
 struct Cell {
-  double sum_sq = 0;
+  double sum_sq[8] = {};  // partial sums: their total counts
   double sketch[kHeadSketchSize] = {};
   uint64_t digest = 0;  // rows only: t = 0, salt of request 0
   uint32_t nonfinite = 0;
@@ -53,7 +53,8 @@ struct Piece {
   uint32_t head_left = 0;  // ... and how many groups of it are still to come, > 0
 };
 
-inline constexpr int kMatrixFloats = kBlockGroups * kLanes;
+// Twice the slots: a kernel may keep blocks of even and of odd rotation apart.
+inline constexpr int kMatrixFloats = 2 * kBlockGroups * kLanes;
 
 // Running state of one segment, in the form that kernels like; Finish turns it into Stats. 64-byte aligned.
 struct alignas(64) Accumulator {

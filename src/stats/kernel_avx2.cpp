@@ -251,7 +251,7 @@ void AddChunk(const Piece& piece, uint32_t first, uint32_t n, Cell* head, Accumu
     Cell* const both[] = {piece.row, head};
     for (Cell* cell : both) {
       if (cell == nullptr) continue;
-      cell->sum_sq += chunk_sum_sq;
+      cell->sum_sq[0] += chunk_sum_sq;
       AddTo(cell->sketch, residues_low);
       AddTo(cell->sketch + 8, residues_high);
     }

@@ -143,7 +143,7 @@ inline void AddGroup(const Piece& piece, uint32_t offset, const uint32_t* words,
 }
 
 void AddToCell(const Totals& totals, bool sketch, Cell* cell) {
-  cell->sum_sq += totals.sum_sq;
+  cell->sum_sq[0] += totals.sum_sq;
   cell->nonfinite += totals.nonfinite;
   for (int k = 0; sketch && k < kHeadSketchSize; ++k) cell->sketch[k] += totals.residues[k];
 }
@@ -208,7 +208,7 @@ void AddHeadsAs(const Piece& piece, int lane, uint64_t n, uint64_t inner) {
       ++head.nonfinite;
       continue;
     }
-    head.sum_sq += value * value;
+    head.sum_sq[0] += value * value;
     if (!piece.sketch) continue;
     const Place place = PlaceOf(piece, static_cast<uint32_t>(lanes / kLanes), static_cast<int>(lanes % kLanes));
     head.sketch[place.bucket & 15] += place.minus ? -value : value;
@@ -310,7 +310,7 @@ void AddLarge(const Piece& piece, uint32_t first, uint32_t n, uint32_t limit, Ac
     if (piece.sketch) acc->sketch[place.bucket] += term;
     for (Cell* cell : {piece.row, head}) {
       if (cell == nullptr) continue;
-      cell->sum_sq += value * value;
+      cell->sum_sq[0] += value * value;
       if (piece.sketch) cell->sketch[place.bucket & 15] += term;
     }
   }

@@ -136,14 +136,14 @@ void Finish(const Accumulator& acc, bool digest_split, Stats* stats) {
 }
 
 void FinishRow(const Cell& cell, RowCell* out) {
-  out->sum_sq = cell.sum_sq;
+  for (double part : cell.sum_sq) out->sum_sq += part;
   out->digest = cell.digest;
   out->nonfinite = cell.nonfinite;
   for (int k = 0; k < kHeadSketchSize; ++k) out->sketch[k % kRowSketchSize] += cell.sketch[k];
 }
 
 void FinishHead(const Cell& cell, HeadCell* out) {
-  out->sum_sq = cell.sum_sq;
+  for (double part : cell.sum_sq) out->sum_sq += part;
   out->nonfinite = cell.nonfinite;
   std::copy(cell.sketch, cell.sketch + kHeadSketchSize, out->sketch.begin());
 }

@@ -57,9 +57,9 @@ std::vector<uint8_t> MakeData(DType dtype, int64_t n, Fill fill, uint32_t seed) 
 }
 
 // Bounds of docs/numerics.md. Sums: one rounding in double an addition; vector kernels let float sums of types of 16
-// bits or fewer run for up to 18 additions first. Sketch: float running sums of at most 256 additions, then double.
+// bits or fewer run for up to 8 additions first. Sketch: float running sums of at most 256 additions, then double.
 double SumBound(DType dtype, double n) {
-  return n * 0x1p-53 + (IsFloat(dtype) && BitsOf(dtype) <= 16 ? 18 * 0x1p-24 : 0);
+  return n * 0x1p-53 + (IsFloat(dtype) && BitsOf(dtype) <= 16 ? 10 * 0x1p-24 : 0);
 }
 
 void ExpectSums(const Stats& got, const Reference& want, DType dtype, const std::string& what) {

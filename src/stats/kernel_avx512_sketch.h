@@ -1,0 +1,100 @@
+// The sketch's side of the AVX-512 kernel: the fixed table in the form that vectors want, and folds by residue. For
+// kernel_avx512.cpp alone: everything is inlined there.
+#pragma once
+
+#include <immintrin.h>
+
+#include "stats/kernel.h"
+#include "stats/kernel_avx512_formats.h"
+
+namespace assay {
+namespace {
+
+constexpr uint32_t kPairs = kBlockGroups / 2;
+constexpr uint32_t kLayoutPairs = 1;  // matrix[pair][slot & 1][lane]
+constexpr uint32_t kLayoutSwaps = 3;  // the same twice: for blocks of even rotation, and with slots 1, 0 for odd ones
+constexpr uint32_t kLayoutQuads = 2;  // matrix[quad][lane & 1][slot & 3][lane >> 1]
+
+// The table of hash.h in the form that vectors want, for pairs of slots. Element e of a pair is slot 2 * pair + e / 8,
+// lane e % 8; its residue is bucket & 15, and every residue occurs once in a pair.
+struct PairTable {
+  alignas(64) uint32_t source[2][kPairs][16] = {};     // which element has residue k; [1]: slots swapped ...
+  alignas(64) uint32_t source_split[kPairs][16] = {};  // ... in (even elements of the quad, odd elements of the quad)
+  alignas(64) float sign[kPairs][16] = {};             // 1 or -1: sign of the element with residue k
+  uint16_t high[kPairs][4] = {};                       // [v], bit k: the element with residue k has bucket >> 4 == v
+};
+
+constexpr PairTable MakePairTable() {
+  PairTable t;
+  for (uint32_t pair = 0; pair < kPairs; ++pair) {
+    for (uint32_t e = 0; e < 16; ++e) {
+      const uint32_t slot = 2 * pair + e / 8;
+      const uint32_t bucket = kSketchTable.bucket[slot][e % 8];
+      const uint32_t k = bucket & 15;
+      const uint32_t in_quad = (pair & 1) * 16 + e;
+      t.source[0][pair][k] = e;
+      t.source[1][pair][k] = e ^ 8;
+      t.source_split[pair][k] = in_quad / 2 + (in_quad & 1) * 16;
+      t.sign[pair][k] = kSketchTable.minus[slot] >> (e % 8) & 1 ? -1.0f : 1.0f;
+      t.high[pair][bucket >> 4] = static_cast<uint16_t>(t.high[pair][bucket >> 4] | 1 << k);
+    }
+  }
+  return t;
+}
+
+constexpr PairTable kPairTable = MakePairTable();
+
+// x with its sign flipped where the top bit of h is set; sign_bits: the top bits.
+ASSAY_INLINE __m512 FlipSign(__m512 x, __m512i h, __m512i sign_bits) {
+  return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_castps_si512(x), h, sign_bits, 0x78));  // x ^ (h & s)
+}
+
+// A pair's elements ordered by residue, without the table's signs. `place` is 8 times a slot of the pair's even one: 16
+// times the pair.
+ASSAY_INLINE __m512 ByResidue(__m512 elements, uint32_t place, uint32_t swapped = 0) {
+  return _mm512_permutexvar_ps(_mm512_load_si512(kPairTable.source[swapped][0] + place), elements);
+}
+
+// The same out of the even and the odd elements of the quad that the pair belongs to.
+ASSAY_INLINE __m512 ByResidue(__m512 even, __m512 odd, uint32_t place) {
+  return _mm512_permutex2var_ps(even, _mm512_load_si512(kPairTable.source_split[0] + place), odd);
+}
+
+// sums + by_residue with the table's signs.
+ASSAY_INLINE __m512 AddSigned(__m512 sums, __m512 by_residue, uint32_t place) {
+  return _mm512_fmadd_ps(by_residue, _mm512_load_ps(kPairTable.sign[0] + place), sums);
+}
+
+ASSAY_INLINE __m512 TableSigns(__m512 by_residue, uint32_t place) {
+  return _mm512_mul_ps(by_residue, _mm512_load_ps(kPairTable.sign[0] + place));
+}
+
+// Sketch of 64 buckets in registers: [bucket >> 4], lane bucket & 15.
+struct Buckets {
+  __m512 part[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
+
+  // A pair's elements by residue, with the table's signs.
+  ASSAY_KERNEL_INLINE void Add(__m512 by_residue, uint32_t place) {
+    for (int v = 0; v < 4; ++v) {
+      part[v] = _mm512_mask_add_ps(part[v], kPairTable.high[place / 16][v], part[v], by_residue);
+    }
+  }
+};
+
+// to[0, 16) += x
+ASSAY_INLINE void AddTo(double* to, __m512 x) {
+  const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(x));
+  const __m512d high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));
+  _mm512_storeu_pd(to, _mm512_add_pd(_mm512_loadu_pd(to), low));
+  _mm512_storeu_pd(to + 8, _mm512_add_pd(_mm512_loadu_pd(to + 8), high));
+}
+
+// Sum of eight 64-bit numbers, modulo 2^64 (the intrinsic adds signed ones, which may not overflow).
+ASSAY_INLINE uint64_t Fold64(__m512i v) {
+  const __m256i four = _mm256_add_epi64(_mm512_castsi512_si256(v), _mm512_extracti64x4_epi64(v, 1));
+  const __m128i two = _mm_add_epi64(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
+  return static_cast<uint64_t>(_mm_cvtsi128_si64(two)) + static_cast<uint64_t>(_mm_extract_epi64(two, 1));
+}
+
+}  // namespace
+}  // namespace assay
