@@ -75,6 +75,7 @@ Capture::Index::Index(const Trace& trace) {
   for (uint64_t i = 0; i < n; ++i) {
     const EventView view = trace.event(i);
     payloads += view.has_payload() ? 1 : 0;
+    if (ranks.empty() || *ranks.rbegin() != view.rank()) ranks.insert(view.rank());
     events[view.global_site()].push_back(i);
   }
   const auto earlier = [&](EventId a, EventId b) { return Earlier(trace, a, b); };
@@ -127,6 +128,8 @@ Capture::~Capture() = default;
 
 uint64_t Capture::event_count() const { return trace_->event_count(); }
 uint64_t Capture::payload_count() const { return index_->payloads; }
+
+int32_t Capture::n_ranks() const { return static_cast<int32_t>(index_->ranks.size()); }
 
 bool Capture::Earlier(EventId a, EventId b) const { return index_->Earlier(*trace_, a, b); }
 

@@ -107,6 +107,7 @@ class Capture {
   uint64_t event_count() const;
   uint64_t payload_count() const;  // events that have a payload
   int32_t world_size() const { return world_size_; }
+  int32_t n_ranks() const;                             // distinct ranks that events name
   bool has_payloads() const { return has_payloads_; }  // of one event at least
 
   // Order of execution over all processes: by recording order within one; over several by step, then by the number of

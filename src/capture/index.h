@@ -4,6 +4,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -64,6 +65,7 @@ struct Capture::Index {
   std::vector<std::pair<int64_t, uint32_t>> order;    // several processes: step, number in process and step
   std::map<uint64_t, const RequestInfo*> requests;
   uint64_t payloads = 0;
+  std::set<int32_t> ranks;
 
   mutable LruCache<std::shared_ptr<const EventInfo>> infos{4096};
   mutable LruCache<TensorPtr> tensors{kCacheBytes};

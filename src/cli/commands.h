@@ -16,6 +16,7 @@ inline CLI::Validator NonNegative() {
       "NONNEGATIVE");
 }
 
+void AddCheckCommand(CLI::App& app, int* exit_code);
 void AddDemoCommand(CLI::App& app, int* exit_code);
 void AddReferenceCommand(CLI::App& app, int* exit_code);
 void AddRunCommand(CLI::App& app, int* exit_code);

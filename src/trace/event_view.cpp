@@ -96,6 +96,16 @@ void EventView::row_cell(int32_t i, int32_t row, RowCell* out) const {
                      out);
 }
 
+uint64_t EventView::row_digest(int32_t i, int32_t row) const {
+  const codec::SegmentParts parts = codec::PartsOf(codec::SegmentAt(record_, static_cast<uint32_t>(i)));
+  uint64_t digest;
+  std::memcpy(
+      &digest,
+      parts.rows + static_cast<uint64_t>(row) * sizeof(format::RowCellBytes) + offsetof(format::RowCellBytes, digest),
+      sizeof digest);
+  return digest;
+}
+
 void EventView::head_cell(int32_t i, int32_t head, HeadCell* out) const {
   codec::ReadHeadCell(codec::PartsOf(codec::SegmentAt(record_, static_cast<uint32_t>(i))), static_cast<uint32_t>(head),
                       out);

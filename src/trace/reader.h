@@ -64,6 +64,7 @@ class EventView {
   uint64_t histogram(int32_t i, std::vector<ExponentBin>* out) const;
   void sketch(int32_t i, double out[kSketchSize]) const;
   void row_cell(int32_t i, int32_t row, RowCell* out) const;
+  uint64_t row_digest(int32_t i, int32_t row) const;  // of row_cell, without the rest
   void head_cell(int32_t i, int32_t head, HeadCell* out) const;
   Event Decode() const;
 

@@ -1,0 +1,94 @@
+#include "check/helpers.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <set>
+
+#include "tensor/decode.h"
+
+namespace assay::check {
+
+std::string Num(double value) {
+  char text[40];
+  std::snprintf(text, sizeof text, "%.6g", value);
+  return text;
+}
+
+Suspicion At(const EventInfo& info, std::string_view cls, int rank) {
+  Suspicion s;
+  s.event = info.id;
+  s.rank = rank;
+  s.bad.name = info.name;
+  s.bad.cls = cls;
+  s.bad.step = info.event.step;
+  s.bad.ranks = {info.event.rank};
+  return s;
+}
+
+void AddRows(const Tensor& tensor, const std::vector<bool>& bad, FirstBad* out) {
+  const RowId* first = nullptr;
+  std::set<uint64_t> others;
+  uint64_t n = 0;
+  for (size_t r = 0; r < bad.size() && r < tensor.rows.size(); ++r) {
+    if (!bad[r]) continue;
+    ++n;
+    const RowId& row = tensor.rows[r];
+    if (!row.real()) continue;
+    if (first == nullptr) first = &row;
+    if (row.request != first->request) {
+      others.insert(row.request);
+    } else if (!out->positions.empty() && out->positions.back().second + 1 == row.position) {
+      out->positions.back().second = row.position;
+    } else {
+      out->positions.emplace_back(row.position, row.position);
+    }
+  }
+  if (first != nullptr) out->request = first->request;
+  std::string line = std::to_string(n) + " of " + std::to_string(bad.size()) + " rows";
+  if (!others.empty()) line += ", of " + std::to_string(1 + others.size()) + " requests";
+  if (!tensor.rows.empty()) out->evidence.push_back(std::move(line));
+}
+
+bool IsRealPhase(Phase phase, bool with_load) {
+  if (phase == Phase::kLoad) return with_load;
+  return phase != Phase::kWarmup && phase != Phase::kDummy && phase != Phase::kCapture;
+}
+
+std::vector<EventId> RealEvents(const Capture& capture, std::string_view name, bool with_load) {
+  std::vector<EventId> out;
+  for (const EventId id : capture.EventsOf(name)) {
+    const EventView view = capture.trace().event(id);
+    if (IsRealPhase(view.phase(), with_load) && view.meta("audit") != "before") out.push_back(id);
+  }
+  return out;
+}
+
+uint64_t BitsAt(const Tensor& tensor, int64_t i) { return LoadBits(tensor.bytes.data(), i, tensor.info->event.dtype); }
+
+bool SameBits(const Tensor& a, const Tensor& b) {
+  return a.info->event.dtype == b.info->event.dtype && a.shape == b.shape && a.bytes.size() == b.bytes.size() &&
+         (a.bytes.empty() || std::memcmp(a.bytes.data(), b.bytes.data(), a.bytes.size()) == 0);
+}
+
+AddressRange MemoryOf(const Event& event) {
+  if (event.base_address == 0 || event.shape.size() != event.strides.size()) return {};
+  int64_t low = 0, high = 0;
+  for (size_t i = 0; i < event.shape.size(); ++i) {
+    if (event.shape[i] <= 0) return {};
+    int64_t reach = 0;
+    // Forged extents may overflow; then nothing is known.
+    if (__builtin_mul_overflow(event.shape[i] - 1, event.strides[i], &reach)) return {};
+    if (__builtin_add_overflow(reach > 0 ? high : low, reach, reach > 0 ? &high : &low)) return {};
+  }
+  int64_t first = 0, last = 0;
+  if (__builtin_add_overflow(event.storage_offset, low, &first) ||
+      __builtin_add_overflow(event.storage_offset, high, &last))
+    return {};
+  const int64_t bits = BitsOf(event.dtype);
+  if (bits == 0 || last > (int64_t{1} << 56) || first < -(int64_t{1} << 56)) return {};
+  return {event.base_address + static_cast<uint64_t>(first * bits / 8),
+          event.base_address + static_cast<uint64_t>((last * bits + bits + 7) / 8)};
+}
+
+}  // namespace assay::check

@@ -1,0 +1,38 @@
+// Small things that several checks need.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "check/check.h"
+
+namespace assay::check {
+
+// "1.4427", for evidence.
+std::string Num(double value);
+
+// A suspicion at an event, with name, rank and step filled in.
+Suspicion At(const EventInfo& info, std::string_view cls, int rank);
+// Puts rows of a tensor (bad[r] for row r of tensor.values) into the finding: the request of the first of them and its
+// positions; how many rows of which others goes into the evidence.
+void AddRows(const Tensor& tensor, const std::vector<bool>& bad, FirstBad* out);
+
+// Values computed from real inputs: not warm-up, dummy, capture; `load` only when asked for.
+bool IsRealPhase(Phase phase, bool with_load = false);
+// Events of a site in real phases, looks before an operation left out.
+std::vector<EventId> RealEvents(const Capture& capture, std::string_view name, bool with_load = false);
+
+// Bits of element i of a stored tensor (its own order of axes).
+uint64_t BitsAt(const Tensor& tensor, int64_t i);
+// Same bits in all elements of row r of a and row s of b (rows of the first axis; bytes as stored).
+bool SameBits(const Tensor& a, const Tensor& b);
+
+// Address range [first, last) of the event's elements in memory; empty when the address is not known.
+struct AddressRange {
+  uint64_t first = 0, last = 0;
+  bool overlaps(const AddressRange& o) const { return first < o.last && o.first < last; }
+};
+AddressRange MemoryOf(const Event& event);
+
+}  // namespace assay::check

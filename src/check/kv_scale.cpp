@@ -1,0 +1,149 @@
+// Scales of a quantised cache: none but 1 on a cache that is not quantised, and a dynamic one is the largest magnitude
+// of its tensor over the largest code.
+#include <algorithm>
+#include <cmath>
+
+#include "check/checks.h"
+#include "check/helpers.h"
+
+namespace assay::check {
+namespace {
+
+// Largest code of a quantised cache; 0: the dtype is not quantised.
+double LargestCode(DType dtype) {
+  switch (dtype) {
+    case DType::kF8E4M3FN:
+      return 448;
+    case DType::kF8E4M3FNUZ:
+      return 240;
+    case DType::kF8E5M2:
+    case DType::kF8E5M2FNUZ:
+      return 57344;
+    case DType::kI8:
+      return 127;
+    case DType::kF4E2M1:
+      return 6;
+    default:
+      return 0;
+  }
+}
+
+std::optional<DType> CacheDType(const Capture& capture, const EventInfo& info) {
+  const auto text = capture.Text(info, "kv_cache_dtype");
+  if (!text) return std::nullopt;
+  const DType dtype = ParseDType(*text == "fp8" || *text == "fp8_e4m3" ? "f8_e4m3fn" : *text);
+  return dtype == DType::kInvalid ? std::nullopt : std::optional<DType>(dtype);
+}
+
+// A scale declared on a cache whose codes are plain floats.
+void JudgeDeclared(const Capture& capture, const EventInfo& info, CheckReport* report) {
+  const auto dtype = CacheDType(capture, info);
+  if (!dtype) return;
+  if (LargestCode(*dtype) != 0) return report->Right(info.id);
+  for (const char* key : {"k_scale", "v_scale", "kv_scale"}) {
+    const double scale = capture.Number(info, key).value_or(1);
+    if (scale == 1) continue;
+    Suspicion s = At(info, fault_class::kKvScale, 2);
+    s.bad.constant_value = scale;
+    s.bad.constant = std::string(key) + " on a cache that is not quantised";
+    s.bad.measured = scale;
+    s.bad.bound = 1;
+    s.bad.bound_basis = "exact: a cache of " + std::string(NameOf(*dtype)) + " has the scale 1";
+    s.bad.confidence = 0.9;
+    s.bad.evidence.push_back(std::string(key) + " " + Num(scale) + " with kv_cache_dtype " +
+                             std::string(NameOf(*dtype)));
+    return report->Found(std::move(s));
+  }
+  report->Right(info.id);
+}
+
+// Largest magnitude of each part of x that one scale stands for: the leading axes that the scale has.
+std::optional<std::vector<double>> LargestOf(const Tensor& x, const Tensor& scale, bool real_only) {
+  std::vector<int64_t> lead;
+  if (scale.n() > 1) lead = scale.shape;
+  while (!lead.empty() && lead.size() > 1 && lead.back() == 1) lead.pop_back();
+  if (lead.size() > x.shape.size() || !std::equal(lead.begin(), lead.end(), x.shape.begin())) return std::nullopt;
+  int64_t parts = 1;
+  for (const int64_t n : lead) parts *= n;
+  if (parts <= 0 || parts != std::max<int64_t>(scale.n(), 1)) return std::nullopt;
+  std::vector<double> top(static_cast<size_t>(parts), 0.0);
+  const int64_t each = x.n() / parts;
+  for (int64_t i = 0; i < x.n(); ++i) {
+    const size_t row = static_cast<size_t>(i / std::max<int64_t>(x.row_size(), 1));
+    if (real_only && row < x.rows.size() && x.rows[row].padding) continue;
+    double& t = top[static_cast<size_t>(i / each)];
+    const double magnitude = std::fabs(x.values[static_cast<size_t>(i)]);
+    t = std::isnan(magnitude) ? HUGE_VAL : std::max(t, magnitude);
+  }
+  return top;
+}
+
+void JudgeDynamic(const Capture& capture, const Tensor& scale, CheckReport* report) {
+  const EventInfo& info = *scale.info;
+  const std::string of = Capture::OwnText(info, "scale_of").value_or("");
+  auto x = capture.LoadOperand(info, of);
+  if (!x.ok()) return report->Missing(x.status().message(), Capture::RecordHint(of));
+  const double code = LargestCode(CacheDType(capture, info).value_or(DType::kF8E4M3FN));
+  if (code == 0) return;
+  double worst = 0, ratio = 1;
+  // Rounding of the scale's own dtype and of the division.
+  const double bound = 4 * std::max(UnitRoundoff(info.event.dtype), UnitRoundoff(DType::kF32));
+  std::vector<bool> bad(scale.rows.size());
+  for (const bool real_only : {true, false}) {  // padding may be part of a tensor that one scale serves
+    const auto top = LargestOf(**x, scale, real_only);
+    if (!top) return report->Missing("the shape of " + info.name + " is not that of leading axes of " + of, "");
+    worst = 0;
+    for (size_t i = 0; i < top->size(); ++i) {
+      const double want = (*top)[i] / code, have = scale.values[i];
+      if (!std::isfinite(want)) return;  // the fault of the tensor
+      const size_t row = scale.rows.empty() ? 0 : i / static_cast<size_t>(std::max<int64_t>(scale.row_size(), 1));
+      if (want == 0 || (row < scale.rows.size() && scale.rows[row].padding)) continue;
+      const double off = std::fabs(have / want - 1);
+      if (off > worst) worst = off, ratio = have / want;
+      if (row < bad.size()) bad[row] = off > bound;
+    }
+    if (worst <= bound) return report->Right(info.id, worst, bound);
+  }
+  Suspicion s = At(info, fault_class::kKvScale, 2);
+  AddRows(scale, bad, &s.bad);
+  s.bad.measured = worst;
+  s.bad.bound = bound;
+  s.bad.bound_basis = "scale / (largest magnitude / " + Num(code) + ") - 1: two roundings of the scale";
+  s.bad.constant_value = ratio;
+  s.bad.constant = "scale used / that of the tensor";
+  s.bad.confidence = 0.95;
+  s.bad.evidence.push_back("the scale is " + Num(ratio) + " times the largest magnitude of " + of + " over " +
+                           Num(code));
+  report->Found(std::move(s));
+}
+
+}  // namespace
+
+void CheckKvScale(const Capture& capture, CheckReport* report) {
+  for (const char* stem : {"attn.kv_write", "attn.out"}) {
+    for (const std::string& name : capture.NamesOfStem(stem)) {
+      const std::vector<EventId> ids = RealEvents(capture, name);
+      const size_t stride = std::max<size_t>(1, ids.size() / 64);  // what is declared does not change from step to step
+      for (size_t i = 0; i < ids.size(); i += stride) {
+        if (!capture.trace().event(ids[i]).meta("kv_cache_dtype").empty())
+          JudgeDeclared(capture, *capture.Info(ids[i]), report);
+      }
+    }
+  }
+  for (const std::string& name : capture.Names()) {
+    if (!name.ends_with("_scale")) continue;
+    for (const EventId id : RealEvents(capture, name)) {
+      const auto info = capture.Info(id);
+      if (capture.Text(*info, "scale_rule") != "dynamic" || Capture::OwnText(*info, "quant") || info->audit == "read")
+        continue;
+      auto t = capture.Load(id);
+      if (t.ok()) {
+        JudgeDynamic(capture, **t, report);
+      } else {
+        report->Missing(t.status().message(), Capture::RecordHint(name));
+      }
+    }
+  }
+}
+
+}  // namespace assay::check

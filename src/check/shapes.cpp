@@ -1,0 +1,118 @@
+// Shapes at the boundaries: a site keeps the extents of its fixed axes from step to step, query and output of an
+// attention have the same rows and heads, and a view that was written does not lie on itself.
+#include <algorithm>
+#include <map>
+
+#include "check/checks.h"
+#include "check/helpers.h"
+
+namespace assay::check {
+namespace {
+
+// Axes whose extent is not the model's: tokens, requests, keys, slots, blocks, sorted rows, capacities.
+bool IsFixed(std::string_view axis) {
+  static constexpr std::string_view kFree[] = {"T", "B", "K", "S", "R", "P", "n", "k", "C", "k+1"};
+  return std::find(std::begin(kFree), std::end(kFree), axis) == std::end(kFree);
+}
+
+std::vector<std::string_view> Axes(std::string_view text) {
+  std::vector<std::string_view> out;
+  for (size_t at = 0; at < text.size();) {
+    const size_t space = std::min(text.find(' ', at), text.size());
+    if (space > at) out.push_back(text.substr(at, space - at));
+    at = space + 1;
+  }
+  return out;
+}
+
+// Extents of the fixed axes; empty when the axes do not fit the rank.
+std::vector<int64_t> FixedExtents(const EventInfo& info) {
+  const auto axes = Axes(info.axes);
+  std::vector<int64_t> out;
+  if (axes.size() != info.event.shape.size()) return out;
+  for (size_t i = 0; i < axes.size(); ++i) {
+    if (IsFixed(axes[i]) && static_cast<int32_t>(i) != info.event.row_axis) out.push_back(info.event.shape[i]);
+  }
+  return out;
+}
+
+std::string ShapeText(const std::vector<int64_t>& shape) {
+  std::string out = "[";
+  for (size_t i = 0; i < shape.size(); ++i) out += (i > 0 ? ", " : "") + std::to_string(shape[i]);
+  return out + "]";
+}
+
+// Two elements of the view have one address. Broadcast (stride 0) is an intended form of it in operands.
+bool LiesOnItself(const Event& e) {
+  std::vector<std::pair<uint64_t, uint64_t>> axes;  // |stride|, extent
+  for (size_t i = 0; i < e.shape.size() && i < e.strides.size(); ++i) {
+    if (e.shape[i] <= 0) return false;
+    if (e.shape[i] == 1) continue;
+    if (e.strides[i] == 0) continue;
+    axes.emplace_back(e.strides[i] < 0 ? 0 - static_cast<uint64_t>(e.strides[i]) : static_cast<uint64_t>(e.strides[i]),
+                      static_cast<uint64_t>(e.shape[i]));
+  }
+  std::sort(axes.begin(), axes.end());
+  uint64_t reach = 0;  // largest offset that the smaller strides cover
+  for (const auto& [stride, extent] : axes) {
+    if (stride <= reach) return true;
+    if (extent - 1 > (UINT64_MAX - reach) / stride) return false;
+    reach += stride * (extent - 1);
+  }
+  return false;
+}
+
+Suspicion Broken(const EventInfo& info, std::string line) {
+  Suspicion s = At(info, fault_class::kStride, 0);
+  s.local = false;
+  s.bad.bound_basis = "exact: shapes and strides";
+  s.bad.confidence = 0.7;
+  s.bad.evidence.push_back(std::move(line));
+  return s;
+}
+
+// Results that have the query's rows and heads.
+void JudgeHeads(const Capture& capture, const EventInfo& out, CheckReport* report) {
+  const auto q = capture.Operand(out, out.prefix + "attn.q");
+  if (!q) return;
+  const auto query = capture.Info(*q);
+  const auto& a = query->event.shape;
+  const auto& b = out.event.shape;
+  if (a.size() != 3 || b.size() != 3 || query->event.row_axis != 0 || out.event.row_axis != 0) return;
+  if (a[0] == b[0] && a[1] == b[1]) return report->Right(out.id);
+  report->Found(Broken(out, "shape " + ShapeText(b) + " where the query has " + ShapeText(a)));
+}
+
+}  // namespace
+
+void CheckShapes(const Capture& capture, CheckReport* report) {
+  // The first event of a site and one in many of the others: a shape that breaks does so for good.
+  constexpr size_t kLooks = 64;
+  for (const std::string& name : capture.Names()) {
+    const std::vector<EventId> ids = RealEvents(capture, name);
+    std::map<int32_t, std::pair<EventId, std::vector<int64_t>>> first;  // by rank
+    const size_t stride = std::max<size_t>(1, ids.size() / kLooks);
+    for (size_t i = 0; i < ids.size(); i += stride) {
+      const auto info = capture.Info(ids[i]);
+      const std::vector<int64_t> fixed = FixedExtents(*info);
+      const auto [at, fresh] = first.emplace(info->event.rank, std::make_pair(ids[i], fixed));
+      if (!fresh && at->second.second != fixed) {
+        report->Found(Broken(*info, "shape " + ShapeText(info->event.shape) + " where an earlier step had " +
+                                        ShapeText(capture.Info(at->second.first)->event.shape)));
+        break;
+      }
+      if (LiesOnItself(info->event) && info->audit == "after") {
+        report->Found(Broken(*info, "strides " + ShapeText(info->event.strides) + " of shape " +
+                                        ShapeText(info->event.shape) + " give two elements one address"));
+        break;
+      }
+      if (info->site.stem == "attn.out") {
+        JudgeHeads(capture, *info, report);
+      } else if (!fixed.empty()) {
+        report->Right(ids[i]);
+      }
+    }
+  }
+}
+
+}  // namespace assay::check

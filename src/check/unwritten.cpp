@@ -1,0 +1,153 @@
+// Audited buffers: filled before an operation and looked at behind it (audit=before, after), and at the time of use
+// (audit=read). What still has the bits of the fill was not written; what changed between after and read was written by
+// somebody else.
+#include <algorithm>
+
+#include "check/checks.h"
+#include "check/helpers.h"
+
+namespace assay::check {
+namespace {
+
+bool IsPool(std::string_view stem) { return stem.ends_with("_cache"); }
+
+// Which elements kept their bits. A pattern of 32 bits does not come back by chance; narrow elements, old values and
+// zeros may, so there a whole innermost vector must be the same (and not all zero).
+std::vector<bool> Kept(const Tensor& before, const Tensor& after, bool poisoned) {
+  const int64_t n = after.n();
+  std::vector<bool> kept(static_cast<size_t>(n));
+  for (int64_t i = 0; i < n; ++i) kept[static_cast<size_t>(i)] = BitsAt(before, i) == BitsAt(after, i);
+  const bool wide = BitsOf(after.info->event.dtype) >= 32;
+  const std::vector<int64_t>& shape = after.info->event.shape;
+  const int64_t inner = shape.empty() ? 1 : std::max<int64_t>(shape.back(), 1);
+  for (int64_t start = 0; start < n; start += inner) {
+    bool all = true, zero = true;
+    for (int64_t i = start; i < start + inner; ++i) {
+      all = all && kept[static_cast<size_t>(i)];
+      zero = zero && BitsAt(after, i) == 0;
+    }
+    if (!zero && (all || (wide && poisoned)) && (poisoned || inner > 1)) continue;
+    for (int64_t i = start; i < start + inner; ++i) kept[static_cast<size_t>(i)] = false;
+  }
+  return kept;
+}
+
+// Row (first axis of Tensor) of each element as stored.
+int64_t RowOf(const Tensor& t, int64_t i) {
+  const Event& e = t.info->event;
+  if (e.row_axis < 0) return 0;
+  int64_t inner = 1;
+  for (size_t a = static_cast<size_t>(e.row_axis) + 1; a < e.shape.size(); ++a) inner *= e.shape[a];
+  return i / inner % std::max<int64_t>(e.shape[static_cast<size_t>(e.row_axis)], 1);
+}
+
+void JudgeWrite(const EventInfo& info, const Tensor& before, const Tensor& after, CheckReport* report) {
+  const std::vector<bool> kept = Kept(before, after, Capture::OwnText(*before.info, "poison").has_value());
+  std::vector<bool> rows(after.rows.size());
+  int64_t n = 0, first = -1;
+  for (int64_t i = 0; i < after.n(); ++i) {
+    if (!kept[static_cast<size_t>(i)]) continue;
+    const int64_t row = RowOf(after, i);
+    if (!after.rows.empty()) {
+      if (after.rows[static_cast<size_t>(row)].padding) continue;
+      rows[static_cast<size_t>(row)] = true;
+    }
+    if (first < 0) first = i;
+    ++n;
+  }
+  if (n == 0) return report->Right(info.id);
+  Suspicion s = At(info, fault_class::kUnwritten, 3);
+  if (info.event.phase == Phase::kLoad) s.bad.cls = fault_class::kLoad;
+  // A log-sum-exp alone that is not written in places was written at another stride.
+  if (info.name.ends_with(".lse")) {
+    s.bad.cls = fault_class::kLse;
+    s.rank = 2;
+  }
+  AddRows(after, rows, &s.bad);
+  if (s.bad.cls == fault_class::kUnwritten && !after.rows.empty()) {
+    const auto begin = std::find(rows.begin(), rows.end(), true);
+    if (begin != rows.begin() && std::all_of(begin, rows.end(), [](bool b) { return b; })) {
+      s.bad.constant_value = static_cast<double>(begin - rows.begin());
+      s.bad.constant = "first row that was not written; all behind it were not either";
+    }
+  }
+  s.bad.measured = static_cast<double>(n) / static_cast<double>(after.n());
+  s.bad.bound_basis = "share of elements with the bits that the buffer had before; none are allowed in real rows";
+  s.bad.confidence = 0.99;
+  char bits[24];
+  std::snprintf(bits, sizeof bits, "0x%llx", static_cast<unsigned long long>(BitsAt(after, first)));
+  s.bad.evidence.push_back(std::to_string(n) + " of " + std::to_string(after.n()) +
+                           " elements have the bits of before the operation, the first " + bits);
+  report->Found(std::move(s));
+}
+
+void JudgeRead(const Capture& capture, const EventInfo& after, const Tensor& written, const Tensor& read,
+               CheckReport* report) {
+  if (SameBits(written, read)) return report->Right(after.id);
+  Suspicion s = At(after, fault_class::kKernel, 2);
+  s.bad.confidence = 0.8;
+  s.bad.evidence.push_back("the buffer changed between the operation and its use");
+  const AddressRange mine = MemoryOf(after.event);
+  for (const std::string& name : capture.Names()) {
+    if (name == after.name || mine.first == mine.last) continue;
+    for (const EventId id : capture.Find(name, {.step = after.event.step, .rank = after.event.rank})) {
+      const auto other = capture.Info(id);
+      if (!MemoryOf(other->event).overlaps(mine) || !capture.Earlier(after.id, id) ||
+          !capture.Earlier(id, read.info->id)) {
+        continue;
+      }
+      s.bad.evidence.push_back(name + " lies in the same memory and was written in between");
+      s.bad.confidence = 0.99;
+      s.rank = 3;
+      break;
+    }
+  }
+  const std::string_view stem = after.site.stem;
+  if (stem.ends_with("_scale")) s.bad.cls = fault_class::kKvScale;
+  if (capture.Flag(after, "compiled") || capture.Flag(after, "inplace")) s.bad.cls = fault_class::kCompile;
+  report->Found(std::move(s));
+}
+
+// The event of the same site, step, rank (and repeat) with this audit that is nearest to `after` on the given side.
+std::optional<EventId> Partner(const Capture& capture, const EventInfo& after, const char* audit, bool earlier) {
+  EventFilter filter{.step = after.event.step, .rank = after.event.rank, .audit = audit};
+  if (after.repeat >= 0) filter.repeat = after.repeat;
+  std::optional<EventId> found;
+  for (const EventId id : capture.Find(after.name, filter)) {
+    if (capture.Earlier(id, after.id) != earlier) continue;
+    found = id;
+    if (!earlier) break;
+  }
+  return found;
+}
+
+}  // namespace
+
+void CheckUnwritten(const Capture& capture, CheckReport* report) {
+  for (const std::string& name : capture.Names()) {
+    if (IsPool(ParseSiteName(name).stem)) continue;
+    for (const EventId id : capture.Find(name, {.audit = "after"})) {
+      const auto info = capture.Info(id);
+      auto after = capture.Load(id);
+      if (!after.ok()) {
+        report->Missing(after.status().message(), Capture::RecordHint(name));
+        continue;
+      }
+      for (const bool is_before : {true, false}) {
+        const std::optional<EventId> partner = Partner(capture, *info, is_before ? "before" : "read", is_before);
+        if (!partner) continue;
+        auto other = capture.Load(*partner);
+        if (!other.ok() || (*other)->shape != (*after)->shape || (*other)->info->event.dtype != info->event.dtype) {
+          report->Missing(other.ok() ? name + " has another shape or dtype in its two looks" : other.status().message(),
+                          Capture::RecordHint(name));
+        } else if (is_before) {
+          JudgeWrite(*info, **other, **after, report);
+        } else {
+          JudgeRead(capture, *info, **after, **other, report);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace assay::check

@@ -1,0 +1,62 @@
+// `assay check TRACE`: what is wrong in one recording, without a second one.
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include "capture/capture.h"
+#include "check/check.h"
+#include "cli/commands.h"
+#include "cli/exit_codes.h"
+#include "report/check_report.h"
+
+namespace assay::cli {
+namespace {
+
+struct Options {
+  std::string trace;
+  CheckOptions check;
+  bool json = false, list = false;
+};
+
+int RunCheck(const Options& options) {
+  if (options.list) {
+    std::fputs(CheckListText().c_str(), stdout);
+    return kExitOk;
+  }
+  if (options.trace.empty()) return Fail("check", Status::Usage("TRACE is required: a trace folder or file"));
+  auto capture = Capture::Open(options.trace);
+  if (!capture.ok()) return Fail("check", capture.status());
+  auto result = RunChecks(**capture, options.check);
+  if (!result.ok()) return Fail("check", result.status());
+  if ((*capture)->event_count() == 0) {
+    return Fail("check", Status::BadInput(options.trace + " has no events: nothing can be checked"));
+  }
+  const std::string text =
+      options.json ? WriteJson(CheckJson(*result, options.trace)) + "\n" : CheckText(*result, options.trace);
+  std::fputs(text.c_str(), stdout);
+  return result->findings.empty() ? kExitOk : kExitDifference;
+}
+
+}  // namespace
+
+void AddCheckCommand(CLI::App& app, int* exit_code) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand("check", "Judge one trace without a second one");
+  command->add_option("TRACE", options->trace, "Trace folder or file");
+  command->add_option("--only", options->check.only, "Names of checks to run, with commas; default: all")
+      ->delimiter(',');
+  command->add_option("--skip", options->check.skip, "Names of checks to leave out, with commas")->delimiter(',');
+  command->add_flag("--list", options->list, "List the checks and what they need, and stop");
+  command->add_flag("--json", options->json, "JSON on stdout, schema assay.check/1");
+  command->footer(
+      "Each hypothesis is confirmed, ruled out or not testable, with numbers and with what to record to make it "
+      "testable.\n"
+      "Statistics suffice for some checks, others need values (ASSAY_LEVEL=payload). docs/checks.md describes each.\n"
+      "Exit: 0 nothing found, 1 a fault, 3 damaged or empty trace.\n\n"
+      "Examples:\n"
+      "  assay check run.trace\n"
+      "  assay check run.trace --only nonfinite,stale_rows --json");
+  command->callback([options, exit_code] { *exit_code = RunCheck(*options); });
+}
+
+}  // namespace assay::cli
