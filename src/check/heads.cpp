@@ -28,6 +28,7 @@ class Heads final : public ScanCheck {
     if (site.zero.empty()) {
       site.zero.assign(static_cast<size_t>(s.n_head_cells), true);
       site.first = item.id;
+      site.request = s.request;
     }
     if (site.zero.size() != static_cast<size_t>(s.n_head_cells)) return;
     ++site.segments;
@@ -50,7 +51,8 @@ class Heads final : public ScanCheck {
       }
       // One pair of equal sums may be chance in few bits; two segments of two heads are not.
       const bool equal = site.equal && site.segments > 1;
-      if ((zero.empty() && !equal) || !QueryHeadsDiffer(capture, *info, zero)) {
+      if ((zero.empty() && !equal) || !QueryHeadsDiffer(capture, *info, zero) ||
+          (equal && zero.empty() && KeysAreEqual(capture, *info, site.request))) {
         report->Right(site.first);
         continue;
       }
@@ -74,6 +76,7 @@ class Heads final : public ScanCheck {
     bool equal = true;
     uint64_t segments = 0;
     EventId first = kNoEvent;
+    uint64_t request = 0;  // of its first segment
   };
 
   static int32_t FirstHead(const EventInfo& info) {

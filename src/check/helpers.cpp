@@ -71,6 +71,25 @@ bool SameBits(const Tensor& a, const Tensor& b) {
          (a.bytes.empty() || std::memcmp(a.bytes.data(), b.bytes.data(), a.bytes.size()) == 0);
 }
 
+bool KeysAreEqual(const Capture& capture, const EventInfo& out, uint64_t request) {
+  constexpr size_t kMaxRows = 64;  // so many differing or equal rows tell
+  for (const char* stem : {"attn.k_read", "attn.kv_read", "attn.k", "attn.kv_c_normed"}) {
+    size_t n = 0;
+    std::set<uint64_t> digests;
+    const std::vector<EventId> ids = capture.Find(out.prefix + stem, {.rank = out.event.rank, .before = out.id});
+    for (size_t i = ids.size(); i-- > 0 && n < kMaxRows;) {
+      const EventView view = capture.trace().event(ids[i]);
+      for (int32_t j = 0; j < view.n_segments(); ++j) {
+        const SegmentSummary s = view.segment(j);
+        if (s.padding || s.request != request) continue;
+        for (int32_t r = 0; r < s.n_row_cells && n < kMaxRows; ++r, ++n) digests.insert(view.row_digest(j, r));
+      }
+    }
+    if (n > 1) return digests.size() == 1;
+  }
+  return false;
+}
+
 AddressRange MemoryOf(const Event& event) {
   if (event.base_address == 0 || event.shape.size() != event.strides.size()) return {};
   int64_t low = 0, high = 0;

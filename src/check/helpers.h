@@ -28,6 +28,9 @@ uint64_t BitsAt(const Tensor& tensor, int64_t i);
 // Same bits in all elements of row r of a and row s of b (rows of the first axis; bytes as stored).
 bool SameBits(const Tensor& a, const Tensor& b);
 
+// The keys of a request are all equal, as far as row digests tell: then attention does not depend on the query.
+bool KeysAreEqual(const Capture& capture, const EventInfo& out, uint64_t request);
+
 // Address range [first, last) of the event's elements in memory; empty when the address is not known.
 struct AddressRange {
   uint64_t first = 0, last = 0;

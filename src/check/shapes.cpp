@@ -38,7 +38,10 @@ std::vector<int64_t> FixedExtents(const EventInfo& info) {
 
 std::string ShapeText(const std::vector<int64_t>& shape) {
   std::string out = "[";
-  for (size_t i = 0; i < shape.size(); ++i) out += (i > 0 ? ", " : "") + std::to_string(shape[i]);
+  for (size_t i = 0; i < shape.size(); ++i) {
+    if (i > 0) out += ", ";
+    out += std::to_string(shape[i]);
+  }
   return out + "]";
 }
 

@@ -13,7 +13,10 @@ constexpr size_t kFindingsShown = 8;
 
 std::string Joined(const std::vector<int32_t>& values) {
   std::string out;
-  for (const int32_t v : values) out += (out.empty() ? "" : ",") + std::to_string(v);
+  for (const int32_t v : values) {
+    if (!out.empty()) out += ',';
+    out += std::to_string(v);
+  }
   return out;
 }
 
@@ -21,7 +24,9 @@ void AppendFinding(const FirstBad& f, bool first, std::string* out) {
   *out += (first ? "first wrong tensor: " : "also: ") + f.name + "\n";
   std::string where;
   const auto add = [&](const char* name, const std::string& value) {
-    if (!value.empty()) where += (where.empty() ? "" : ", ") + std::string(name) + " " + value;
+    if (value.empty()) return;
+    if (!where.empty()) where += ", ";
+    where.append(name).append(" ").append(value);
   };
   add("step", f.step >= 0 ? std::to_string(f.step) : "");
   add("request", f.request != 0 ? HexKey(f.request) : "");

@@ -1,0 +1,133 @@
+#include <gtest/gtest.h>
+
+#include "../check/small_trace.h"
+
+namespace assay {
+namespace {
+
+using testing::Noise;
+using testing::Put;
+using testing::SmallTrace;
+
+TEST(Capture, RowsKnowTheirRequestPositionAndPadding) {
+  SmallTrace t;
+  const uint64_t a = t.Request({1, 2, 3}), b = t.Request({4, 5});
+  const std::vector<float> x = Noise(6 * 4, 1);
+  t.Record("layers.0.attn.q_proj", "T d", {6, 4}, x,
+           {.rows = {{a, 0, 3, 5, false}, {b, 3, 2, 0, false}, {0, 5, 1, 0, true}}});
+  const auto capture = t.Open();
+  auto tensor = capture->Load(capture->EventsOf("layers.0.attn.q_proj")[0]);
+  ASSERT_TRUE(tensor.ok()) << tensor.status().message();
+  ASSERT_EQ((*tensor)->rows.size(), 6u);
+  EXPECT_EQ((*tensor)->rows[1].request, a);
+  EXPECT_EQ((*tensor)->rows[1].position, 6);
+  EXPECT_EQ((*tensor)->rows[4].request, b);
+  EXPECT_EQ((*tensor)->rows[4].position, 1);
+  EXPECT_TRUE((*tensor)->rows[5].padding);
+  EXPECT_FALSE((*tensor)->rows[5].real());
+  for (size_t i = 0; i < x.size(); ++i) EXPECT_EQ((*tensor)->values[i], static_cast<double>(x[i]));
+}
+
+TEST(Capture, RowAxisComesFirstWhateverTheAxes) {
+  SmallTrace t;
+  const uint64_t a = t.Request({1});
+  t.Record<float>("layers.0.attn.q", "H T d", {2, 3, 2}, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11},
+                  {.rows = {{a, 0, 3, 0, false}}});
+  const auto capture = t.Open();
+  auto tensor = capture->Load(0);
+  ASSERT_TRUE(tensor.ok()) << tensor.status().message();
+  EXPECT_EQ((*tensor)->shape, (std::vector<int64_t>{3, 2, 2}));
+  EXPECT_EQ((*tensor)->values, (std::vector<double>{0, 1, 6, 7, 2, 3, 8, 9, 4, 5, 10, 11}));
+}
+
+TEST(Capture, StridedViewIsDecodedInOrder) {
+  SmallTrace t;
+  const uint64_t a = t.Request({1});
+  t.Record<float>("layers.0.attn.q_proj", "T d", {2, 2}, {0, 1, 2, 3, 4, 5, 6, 7},
+                  {.rows = {{a, 0, 2, 0, false}}, .strides = {4, 2}});
+  const auto capture = t.Open();
+  auto tensor = capture->Load(0);
+  ASSERT_TRUE(tensor.ok()) << tensor.status().message();
+  EXPECT_EQ((*tensor)->values, (std::vector<double>{0, 2, 4, 6}));
+  EXPECT_EQ((*tensor)->info->event.strides, (std::vector<int64_t>{4, 2}));
+}
+
+TEST(Capture, OperandIsTheLastOneOfTheStepBeforeTheResultAndNoAuditBefore) {
+  SmallTrace t;
+  for (int64_t step = 0; step < 2; ++step) {
+    t.Record("layers.0.attn.q", "T d", {1, 4}, Noise(4, 1), {.step = step});
+    t.Record("layers.0.attn.q", "T d", {1, 4}, Noise(4, 2), {.step = step, .meta = {{"audit", "after"}}});
+    t.Record("layers.0.attn.q", "T d", {1, 4}, Noise(4, 3), {.step = step, .meta = {{"audit", "before"}}});
+    t.Record("layers.0.attn.out", "T d", {1, 4}, Noise(4, 4), {.step = step});
+    t.Record("layers.0.attn.q", "T d", {1, 4}, Noise(4, 5), {.step = step});
+  }
+  const auto capture = t.Open();
+  const auto result = capture->Info(capture->EventsOf("layers.0.attn.out")[1]);
+  EXPECT_EQ(capture->Operand(*result, "layers.0.attn.q"), std::optional<EventId>(6));
+  EXPECT_EQ(capture->Operand(*result, "layers.0.attn.k"), std::nullopt);
+}
+
+TEST(Capture, RowsOfARequestAreGatheredOverStepsAndTheLatestWins) {
+  SmallTrace t;
+  const uint64_t a = t.Request({1, 2}), b = t.Request({3});
+  t.Record<float>("layers.0.attn.k", "T d", {3, 2}, {0, 1, 2, 3, 90, 91},
+                  {.rows = {{a, 0, 2, 0, false}, {b, 2, 1, 0, false}}, .step = 0});
+  t.Record<float>("layers.0.attn.k", "T d", {2, 2}, {20, 21, 4, 5}, {.rows = {{a, 0, 2, 1, false}}, .step = 1});
+  t.Record<float>("layers.0.attn.out", "T d", {1, 2}, {0, 0}, {.rows = {{a, 0, 1, 2, false}}, .step = 1});
+  t.Record<float>("layers.0.attn.k", "T d", {1, 2}, {6, 7}, {.rows = {{a, 0, 1, 3, false}}, .step = 2});
+  const auto capture = t.Open();
+  auto rows = capture->RowsOf("layers.0.attn.k", a, capture->EventsOf("layers.0.attn.out")[0], 0);
+  ASSERT_TRUE(rows.ok()) << rows.status().message();
+  EXPECT_EQ(rows->positions, (std::vector<int64_t>{0, 1, 2}));
+  EXPECT_EQ(rows->values, (std::vector<double>{0, 1, 20, 21, 4, 5}));
+  EXPECT_EQ(rows->at(2)[1], 5);
+  EXPECT_TRUE(rows->at(3).empty());
+}
+
+TEST(Capture, ShardsAreStitchedByTheirFields) {
+  SmallTrace t(2);
+  t.Record<float>("layers.0.attn.out", "T d", {2, 2}, {2, 3, 12, 13}, {.rank = 1, .shard = {1, 2, 2, 4}});
+  t.Record<float>("layers.0.attn.out", "T d", {2, 2}, {0, 1, 10, 11}, {.rank = 0, .shard = {0, 2, 0, 4}});
+  const auto capture = t.Open();
+  auto whole = capture->Stitched(*capture->Info(0));
+  ASSERT_TRUE(whole.ok()) << whole.status().message();
+  EXPECT_EQ((*whole)->values, (std::vector<double>{0, 1, 2, 3, 10, 11, 12, 13}));
+}
+
+TEST(Capture, MissingShardIsSaid) {
+  SmallTrace t(2);
+  t.Record<float>("layers.0.attn.out", "T d", {1, 2}, {0, 1}, {.shard = {0, 2, 0, 4}});
+  const auto capture = t.Open();
+  const auto whole = capture->Stitched(*capture->Info(0));
+  ASSERT_FALSE(whole.ok());
+  EXPECT_NE(whole.status().message().find("1 of 2 shards"), std::string::npos) << whole.status().message();
+}
+
+TEST(Capture, MissingPayloadSaysWhatToRecord) {
+  SmallTrace t(1, Level::kStats);
+  t.Record("layers.0.attn.q", "T d", {1, 4}, Noise(4, 1));
+  const auto capture = t.Open();
+  EXPECT_FALSE(capture->has_payloads());
+  const auto tensor = capture->Load(0);
+  ASSERT_FALSE(tensor.ok());
+  EXPECT_NE(tensor.status().message().find("record layers.0.attn.q with ASSAY_LEVEL=payload"), std::string::npos)
+      << tensor.status().message();
+}
+
+TEST(Capture, MetadataFallsBackToTheModelAndToTheTable) {
+  SmallTrace t;
+  t.Record("layers.0.attn.out", "T d", {1, 4}, Noise(4, 1),
+           {.meta = {{"window", "8"}, {"causal", "0"}, {"soft_cap", "30x"}}});
+  const auto capture = t.Open();
+  const auto info = capture->Info(0);
+  EXPECT_EQ(capture->Integer(*info, "window"), std::optional<int64_t>(8));
+  EXPECT_FALSE(capture->Flag(*info, "causal"));
+  EXPECT_EQ(capture->Number(*info, "soft_cap"), std::nullopt);  // no number
+  EXPECT_EQ(capture->Number(*info, "rope.theta"), std::optional<double>(10000));
+  EXPECT_EQ(capture->Text(*info, "rope.pairing"), std::optional<std::string>("half"));
+  EXPECT_EQ(capture->Text(*info, "gate_up_layout"), std::optional<std::string>("halves"));
+  EXPECT_EQ(capture->Number(*info, "softmax_scale"), std::nullopt);
+}
+
+}  // namespace
+}  // namespace assay

@@ -1,0 +1,500 @@
+// Each check on a recording where it is confirmed and on one where it is ruled out.
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "check/check.h"
+#include "small_trace.h"
+
+namespace assay {
+namespace {
+
+using testing::Noise;
+using testing::Put;
+using testing::SmallTrace;
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+CheckResult Run(SmallTrace& t, std::vector<std::string> only) {
+  const auto capture = t.Open();
+  auto result = RunChecks(*capture, {.only = std::move(only)});
+  EXPECT_TRUE(result.ok()) << result.status().message();
+  return std::move(result).value();
+}
+
+// The recording of `write` has one finding first, with this name and class.
+#define EXPECT_FIRST(result, expected_name, expected_class)      \
+  do {                                                           \
+    ASSERT_FALSE((result).findings.empty());                     \
+    EXPECT_EQ((result).findings[0].name, expected_name);         \
+    EXPECT_EQ((result).findings[0].cls, expected_class);         \
+    EXPECT_EQ((result).ledger[0].state, CheckState::kConfirmed); \
+  } while (false)
+#define EXPECT_RULED_OUT(result)                                         \
+  do {                                                                   \
+    EXPECT_TRUE((result).findings.empty()) << (result).findings[0].name; \
+    ASSERT_EQ((result).ledger.size(), 1u);                               \
+    EXPECT_EQ((result).ledger[0].state, CheckState::kRuledOut);          \
+  } while (false)
+
+CheckResult Nonfinite(bool bad, bool bad_operand, bool bad_padding) {
+  SmallTrace t;
+  const uint64_t a = t.Request({1, 2, 3});
+  const std::vector<RowRun> rows = {{a, 0, 3, 0, false}, {0, 3, 1, 0, true}};
+  std::vector<float> x = Noise(16, 1), y = Noise(16, 2);
+  if (bad_operand) x[5] = kNaN;
+  if (bad_padding) x[13] = kNaN;
+  if (bad) y[6] = kNaN;
+  t.Record("layers.0.attn.out", "T d", {4, 4}, x, {.rows = rows});
+  t.Record("layers.0.attn.o_proj", "T h", {4, 4}, y, {.rows = rows});
+  return Run(t, {"nonfinite"});
+}
+
+TEST(CheckNonfinite, FirstResultOfFiniteOperandsIsNamed) {
+  EXPECT_FIRST(Nonfinite(true, false, false), "layers.0.attn.o_proj", "RANGE");
+}
+TEST(CheckNonfinite, SourceIsNamedNotWhatFollows) {
+  EXPECT_FIRST(Nonfinite(true, true, false), "layers.0.attn.out", "RANGE");
+}
+TEST(CheckNonfinite, PaddingThatReachesRealRowsIsNamed) {
+  const CheckResult r = Nonfinite(true, false, true);
+  ASSERT_FALSE(r.findings.empty());
+  EXPECT_EQ(r.findings[0].cls, "PADREAD");
+}
+TEST(CheckNonfinite, PaddingAloneMayHoldAnything) { EXPECT_RULED_OUT(Nonfinite(false, false, true)); }
+
+CheckResult Unwritten(size_t from, std::string_view site) {
+  SmallTrace t;
+  const uint64_t a = t.Request({1, 2, 3, 4});
+  const std::vector<RowRun> rows = {{a, 0, 4, 0, false}};
+  const float fill = std::bit_cast<float>(0xdeadbeefu);
+  std::vector<float> out(16, fill);
+  t.Record(site, "T d", {4, 4}, out, {.rows = rows, .meta = {{"audit", "before"}, {"poison", "0xdeadbeef"}}});
+  const std::vector<float> right = Noise(16, 1);
+  for (size_t i = 0; i < from; ++i) out[i] = right[i];
+  t.Record(site, "T d", {4, 4}, out, {.rows = rows, .meta = {{"audit", "after"}}});
+  return Run(t, {"unwritten"});
+}
+
+TEST(CheckUnwritten, RowsThatKeptTheFillAreNamed) {
+  const CheckResult r = Unwritten(8, "layers.0.attn.out");
+  EXPECT_FIRST(r, "layers.0.attn.out", "UNWRITTEN");
+  EXPECT_EQ(r.findings[0].constant_value, 2);
+  EXPECT_EQ(r.findings[0].positions, (std::vector<std::pair<int64_t, int64_t>>{{2, 3}}));
+}
+TEST(CheckUnwritten, LogSumExpAloneIsALayoutFault) {
+  EXPECT_FIRST(Unwritten(8, "layers.0.attn.lse"), "layers.0.attn.lse", "LSE");
+}
+TEST(CheckUnwritten, WrittenBufferIsRight) { EXPECT_RULED_OUT(Unwritten(16, "layers.0.attn.out")); }
+
+CheckResult Pool(bool foreign) {
+  SmallTrace t;
+  const uint64_t a = t.Request({1, 2, 3}), b = t.Request({4, 5, 6});
+  t.Record<int64_t>("slot_mapping", "T", {4}, {0, 1, 4, 5},
+                    {.rows = {{a, 0, 2, 0, false}, {b, 2, 2, 0, false}}, .step = 0});
+  t.Record<int64_t>("slot_mapping", "T", {1}, {2}, {.rows = {{a, 0, 1, 2, false}}, .step = 1});
+  std::vector<float> pool = Noise(32, 1);
+  t.Record("layers.0.attn.kv_cache", "S c", {8, 4}, pool,
+           {.step = 1, .meta = {{"audit", "before"}, {"block_size", "4"}}});
+  for (size_t i = 8; i < 12; ++i) pool[i] = 3;
+  if (foreign) pool[21] = 3;
+  t.Record("layers.0.attn.kv_cache", "S c", {8, 4}, pool,
+           {.step = 1, .meta = {{"audit", "after"}, {"block_size", "4"}}});
+  return Run(t, {"pool"});
+}
+
+TEST(CheckPool, SlotOfAnotherRequestThatChangedIsNamed) {
+  EXPECT_FIRST(Pool(true), "layers.0.attn.kv_cache", "KV-IDENT");
+}
+TEST(CheckPool, MappedSlotsMayChange) { EXPECT_RULED_OUT(Pool(false)); }
+
+CheckResult Ids(int64_t second_slot, int64_t second_block, int64_t length, int64_t position) {
+  SmallTrace t;
+  const uint64_t a = t.Request({1, 2, 3}), b = t.Request({4, 5, 6});
+  const std::vector<RowRun> rows = {{a, 0, 3, 0, false}, {b, 3, 2, 0, false}},
+                            newest = {{a, 0, 1, 2, false}, {b, 1, 1, 1, false}};
+  t.Record<int64_t>("slot_mapping", "T", {5}, {2, 3, 6, 4, second_slot}, {.rows = rows});
+  t.Record<int64_t>("block_table", "T n", {2, 2}, {1, 3, second_block, -1},
+                    {.rows = newest, .meta = {{"block_size", "2"}}});
+  t.Record<int64_t>("seq_lens", "T", {2}, {3, length}, {.rows = newest});
+  t.Record<int64_t>("positions", "T", {5}, {0, 1, 2, 0, position}, {.rows = rows});
+  return Run(t, {"ids"});
+}
+
+TEST(CheckIds, RightIdsAreRuledOut) { EXPECT_RULED_OUT(Ids(5, 2, 2, 1)); }
+TEST(CheckIds, SlotGivenTwiceIsNamed) { EXPECT_FIRST(Ids(2, 2, 2, 1), "slot_mapping", "KV-IDENT"); }
+TEST(CheckIds, TableEntryOfAnotherRequestIsNamed) { EXPECT_FIRST(Ids(5, 1, 2, 1), "block_table", "KV-IDENT"); }
+TEST(CheckIds, LengthThatIsNotThePositionIsNamed) { EXPECT_FIRST(Ids(5, 2, 3, 1), "seq_lens", "KV-IDENT"); }
+TEST(CheckIds, PositionThatIsNotTheRowsIsNamed) {
+  const CheckResult r = Ids(5, 2, 2, 4);
+  ASSERT_FALSE(r.findings.empty());
+  EXPECT_EQ(r.findings[0].cls, "ROPE-POS");
+  EXPECT_EQ(r.findings[0].constant_value, 3);
+}
+
+CheckResult Replicas(bool replica_differs, bool shards_equal) {
+  SmallTrace t(2, Level::kStats);
+  const uint64_t a = t.Request({1, 2});
+  for (int32_t rank = 0; rank < 2; ++rank) {
+    t.Record("layers.0.attn.o_proj", "T h", {2, 8}, Noise(16, replica_differs ? 1 + static_cast<uint64_t>(rank) : 1),
+             {.rows = {{a, 0, 2, 0, false}}, .rank = rank});
+    t.Record("layers.0.attn.o_proj.weight", "out in", {4, 4},
+             Noise(16, shards_equal ? 7 : 7 + static_cast<uint64_t>(rank)),
+             {.step = -1, .rank = rank, .phase = Phase::kLoad, .shard = {rank, 2, rank * 4, 8}});
+  }
+  return Run(t, {"replicas"});
+}
+
+TEST(CheckReplicas, ReplicaThatDiffersIsNamed) {
+  EXPECT_FIRST(Replicas(true, false), "layers.0.attn.o_proj", "TP-SHARD");
+}
+TEST(CheckReplicas, ShardsThatAreEqualAreNamed) {
+  EXPECT_FIRST(Replicas(false, true), "layers.0.attn.o_proj.weight", "TP-SHARD");
+}
+TEST(CheckReplicas, EqualReplicasAndOwnShardsAreRight) { EXPECT_RULED_OUT(Replicas(false, false)); }
+
+CheckResult Reductions(float shared_times, bool reduced) {
+  SmallTrace t(2);
+  const uint64_t a = t.Request({1, 2});
+  const std::vector<RowRun> rows = {{a, 0, 2, 0, false}};
+  const std::vector<float> p[2] = {Noise(16, 1), Noise(16, 2)}, shared = Noise(16, 3);
+  std::vector<float> routed(16), out(16);
+  for (size_t i = 0; i < 16; ++i) routed[i] = reduced ? p[0][i] + p[1][i] : p[0][i];
+  for (size_t i = 0; i < 16; ++i) out[i] = routed[i] + shared_times * shared[i];
+  for (int32_t rank = 0; rank < 2; ++rank)
+    t.Record("layers.1.moe.routed.partial", "T h", {2, 8}, p[rank], {.rows = rows, .rank = rank});
+  t.Record("layers.1.moe.routed", "T h", {2, 8}, routed, {.rows = rows});
+  t.Record("layers.1.moe.shared", "T h", {2, 8}, shared, {.rows = rows});
+  t.Record("layers.1.moe.out", "T h", {2, 8}, out, {.rows = rows});
+  return Run(t, {"reductions"});
+}
+
+TEST(CheckReductions, SharedExpertAddedTwiceIsNamedWithItsCount) {
+  const CheckResult r = Reductions(2, true);
+  EXPECT_FIRST(r, "layers.1.moe.out", "REDUCE");
+  EXPECT_NEAR(r.findings[0].constant_value, 2, 1e-4);
+}
+TEST(CheckReductions, PartialSumInPlaceOfTheSumIsNamed) {
+  EXPECT_FIRST(Reductions(1, false), "layers.1.moe.routed", "REDUCE");
+}
+TEST(CheckReductions, RightSumsAreRuledOut) { EXPECT_RULED_OUT(Reductions(1, true)); }
+
+CheckResult Stale(bool stale) {
+  SmallTrace t(1, Level::kStats);
+  const uint64_t a = t.Request({1, 2, 3, 4, 5, 6});
+  for (int64_t step = 0; step < 4; ++step) {
+    const uint64_t seed = static_cast<uint64_t>(step);
+    const Put put{.rows = {{a, 0, 1, 2 + step, false}}, .step = step, .phase = Phase::kDecode};
+    t.Record("embed", "T h", {1, 32}, Noise(32, 50 + seed), put);
+    t.Record("layers.0.attn.k", "T H d", {1, 4, 8}, Noise(32, 70 + seed), put);
+    t.Record("layers.0.attn.q", "T H d", {1, 4, 8}, Noise(32, 10 + seed), put);
+    t.Record("layers.0.attn.out", "T H dv", {1, 4, 8}, Noise(32, stale && step == 3 ? 32 : 30 + seed), put);
+  }
+  return Run(t, {"stale_rows"});
+}
+
+TEST(CheckStaleRows, RowOfAnEarlierStepIsNamed) {
+  const CheckResult r = Stale(true);
+  EXPECT_FIRST(r, "layers.0.attn.out", "UNWRITTEN");
+  EXPECT_EQ(r.findings[0].step, 3);
+}
+TEST(CheckStaleRows, RowsThatDifferAreRight) { EXPECT_RULED_OUT(Stale(false)); }
+
+CheckResult Heads(bool zero) {
+  SmallTrace t(1, Level::kStats);
+  const uint64_t a = t.Request({1, 2, 3, 4});
+  std::vector<float> out = Noise(64, 2);
+  for (size_t r = 0; r < 2 && zero; ++r) std::fill_n(out.begin() + static_cast<int64_t>(r * 32 + 8), 8, 0.0f);
+  const Put put{.rows = {{a, 0, 2, 1, false}}};
+  t.Record("layers.0.attn.q", "T H d", {2, 4, 8}, Noise(64, 1), put);
+  t.Record("layers.0.attn.out", "T H dv", {2, 4, 8}, out, put);
+  return Run(t, {"heads"});
+}
+
+TEST(CheckHeads, HeadOfZerosIsNamed) {
+  const CheckResult r = Heads(true);
+  ASSERT_FALSE(r.findings.empty());
+  EXPECT_EQ(r.findings[0].heads, std::vector<int32_t>{1});
+}
+TEST(CheckHeads, HeadsThatDifferAreRight) { EXPECT_RULED_OUT(Heads(false)); }
+
+CheckResult Tokens(bool loops) {
+  SmallTrace t(1, Level::kStats);
+  const uint64_t a = t.Request({7, 8});
+  for (int64_t step = 0; step < 60; ++step) {
+    const int64_t token = loops && step >= 10 ? 100 + step % 3 : step * step;
+    t.Record<int64_t>("next_token", "T", {1}, {token}, {.rows = {{a, 0, 1, 1 + step, false}}, .step = step});
+  }
+  return Run(t, {"token_loops"});
+}
+
+TEST(CheckTokenLoops, LoopIsNamedWithItsPeriodAndFirstStep) {
+  const CheckResult r = Tokens(true);
+  ASSERT_FALSE(r.findings.empty());
+  EXPECT_EQ(r.findings[0].name, "next_token");
+  EXPECT_EQ(r.findings[0].constant_value, 3);
+  EXPECT_EQ(r.findings[0].step, 10);
+}
+TEST(CheckTokenLoops, TextWithoutLoopIsRight) { EXPECT_RULED_OUT(Tokens(false)); }
+
+CheckResult Saturation(float top, int64_t stuck) {
+  SmallTrace t(1, Level::kStats);
+  const uint64_t a = t.Request({1, 2});
+  std::vector<float> x = Noise(64, 1);
+  for (float& v : x) v *= top;
+  for (int64_t i = 0; i < stuck; ++i) x[static_cast<size_t>(i)] = i % 2 == 0 ? 448 : -448;
+  t.Record("layers.0.attn.kv_write", "T H d", {2, 2, 16}, x,
+           {.rows = {{a, 0, 2, 0, false}}, .meta = {{"kv_cache_dtype", "f8_e4m3fn"}}, .compute = DType::kF8E4M3FN});
+  return Run(t, {"saturation"});
+}
+
+TEST(CheckSaturation, CodesThatStickAtTheTopAreNamed) {
+  const CheckResult r = Saturation(100, 40);
+  ASSERT_FALSE(r.findings.empty());
+  EXPECT_EQ(r.findings[0].cls, "KV-SCALE");
+}
+TEST(CheckSaturation, OneCodeAtTheTopIsRight) { EXPECT_RULED_OUT(Saturation(100, 1)); }
+
+CheckResult KvScale(std::string_view dtype, std::string_view scale, float dynamic) {
+  SmallTrace t;
+  const uint64_t a = t.Request({1, 2});
+  const Put put{.rows = {{a, 0, 2, 0, false}}, .meta = {{"kv_cache_dtype", dtype}, {"k_scale", scale}}};
+  std::vector<float> k = Noise(16, 1);
+  k[3] = -4;
+  t.Record("layers.0.attn.k", "T d", {2, 8}, k, {.rows = {{a, 0, 2, 0, false}}});
+  t.Record("layers.0.attn.kv_write", "T d", {2, 8}, Noise(16, 1), put);
+  t.Record<float>(
+      "layers.0.attn.k_scale", "", {1}, {dynamic},
+      {.meta = {{"scale_of", "layers.0.attn.k"}, {"scale_rule", "dynamic"}, {"kv_cache_dtype", "f8_e4m3fn"}}});
+  return Run(t, {"kv_scale"});
+}
+
+TEST(CheckKvScale, ScaleOnAnUnscaledCacheIsNamed) {
+  EXPECT_FIRST(KvScale("bf16", "0.5", 4.0f / 448), "layers.0.attn.kv_write", "KV-SCALE");
+}
+TEST(CheckKvScale, DynamicScaleOfOtherValuesIsNamed) {
+  const CheckResult r = KvScale("f8_e4m3fn", "0.5", 8.0f / 448);
+  EXPECT_FIRST(r, "layers.0.attn.k_scale", "KV-SCALE");
+  EXPECT_NEAR(r.findings[0].constant_value, 2, 1e-6);
+}
+TEST(CheckKvScale, RightScalesAreRuledOut) { EXPECT_RULED_OUT(KvScale("f8_e4m3fn", "0.5", 4.0f / 448)); }
+
+CheckResult MoeCounts(int64_t id, int64_t count) {
+  SmallTrace t;
+  const uint64_t a = t.Request({1, 2});
+  t.Record("layers.1.moe.router_logits", "T E", {2, 4}, Noise(8, 1), {.rows = {{a, 0, 2, 0, false}}});
+  t.Record<int64_t>("layers.1.moe.topk_ids", "T k", {2, 2}, {0, 2, 3, id}, {.rows = {{a, 0, 2, 0, false}}});
+  t.Record<int64_t>("layers.1.moe.expert_counts", "E", {4}, {1, 0, count, 1});
+  return Run(t, {"moe_counts"});
+}
+
+TEST(CheckMoeCounts, ExpertOutOfRangeIsNamed) { EXPECT_FIRST(MoeCounts(4, 1), "layers.1.moe.topk_ids", "MOE-ROUTE"); }
+TEST(CheckMoeCounts, CountThatIsNotTheIdsIsNamed) {
+  EXPECT_FIRST(MoeCounts(2, 3), "layers.1.moe.expert_counts", "KERNEL");
+}
+TEST(CheckMoeCounts, RightCountsAreRuledOut) { EXPECT_RULED_OUT(MoeCounts(2, 2)); }
+
+CheckResult Repeats(bool real, bool padding) {
+  SmallTrace t;
+  const uint64_t a = t.Request({1, 2});
+  const std::vector<RowRun> rows = {{a, 0, 2, 0, false}, {0, 2, 1, 0, true}};
+  const std::string_view number[3] = {"0", "1", "2"};
+  for (size_t i = 0; i < 3; ++i) {
+    std::vector<float> x = Noise(24, 1), y = Noise(24, 2);
+    if (padding) x[20] = static_cast<float>(i);
+    if (real && i == 2) y[3] += 0.5f;
+    t.Record("layers.0.attn.out", "T d", {3, 8}, x, {.rows = rows, .meta = {{"repeat", number[i]}}});
+    t.Record("layers.0.attn.o_proj", "T h", {3, 8}, y, {.rows = rows, .meta = {{"repeat", number[i]}}});
+  }
+  return Run(t, {"repeats"});
+}
+
+TEST(CheckRepeats, ResultThatChangesOnEqualOperandsIsNamed) {
+  EXPECT_FIRST(Repeats(true, false), "layers.0.attn.o_proj", "NONDET");
+}
+TEST(CheckRepeats, RealRowsThatFollowPaddingAreNamed) {
+  const CheckResult r = Repeats(true, true);
+  ASSERT_FALSE(r.findings.empty());
+  EXPECT_EQ(r.findings[0].cls, "PADREAD");
+}
+TEST(CheckRepeats, EqualRepeatsAreRight) { EXPECT_RULED_OUT(Repeats(false, true)); }
+
+CheckResult Graphs(bool moved) {
+  SmallTrace t;
+  const uint64_t a = t.Request({1, 2});
+  for (int64_t step = 0; step < 3; ++step) {
+    const Put put{.rows = {{a, 0, 1, step, false}},
+                  .step = step,
+                  .flags = kEventInGraph,
+                  .address = moved && step == 2 ? 0x9000u : 0x8000u};
+    t.Record("layers.0.attn.k", "T d", {1, 8}, Noise(8, static_cast<uint64_t>(step)), put);
+    Put result = put;
+    result.address = 0x20000;
+    result.meta = {{"bound.layers.0.attn.k", "0x8000"}};
+    t.Record("layers.0.attn.kv_write", "T d", {1, 8}, Noise(8, 9), result);
+  }
+  return Run(t, {"graphs"});
+}
+
+TEST(CheckGraphs, OperandThatMovedUnderACapturedGraphIsNamed) {
+  EXPECT_FIRST(Graphs(true), "layers.0.attn.kv_write", "GRAPH");
+}
+TEST(CheckGraphs, OperandThatStaysIsRight) { EXPECT_RULED_OUT(Graphs(false)); }
+
+CheckResult Compiled(bool turned) {
+  SmallTrace t;
+  const uint64_t a = t.Request({1, 2, 3});
+  const std::vector<RowRun> rows = {{a, 0, 3, 0, false}};
+  t.Record("layers.0.attn.q_proj", "T H d", {3, 1, 8}, Noise(24, 1), {.rows = rows});
+  t.Record("layers.0.attn.q", "T H d", {3, 1, 8}, Noise(24, turned ? 2 : 1),
+           {.rows = rows, .meta = {{"compiled", "1"}}});
+  return Run(t, {"compiled"});
+}
+
+TEST(CheckCompiled, RotationThatWasThrownAwayIsNamed) {
+  const CheckResult r = Compiled(false);
+  ASSERT_FALSE(r.findings.empty());
+  EXPECT_EQ(r.findings[0].cls, "COMPILE");
+}
+TEST(CheckCompiled, RotatedRowsAreRight) { EXPECT_RULED_OUT(Compiled(true)); }
+
+CheckResult Probabilities(float factor) {
+  SmallTrace t;
+  const uint64_t a = t.Request({1, 2});
+  t.Record<float>("layers.0.attn.probs", "T H K", {2, 1, 4}, {1, 0, 0, 0, 0.25f * factor, 0.75f * factor, 0, 0},
+                  {.rows = {{a, 0, 2, 0, false}}});
+  return Run(t, {"softmax_sums"});
+}
+
+TEST(CheckSoftmaxSums, RowThatDoesNotSumToOneIsNamed) {
+  EXPECT_FIRST(Probabilities(1.01f), "layers.0.attn.probs", "KERNEL");
+}
+TEST(CheckSoftmaxSums, RowsThatSumToOneAreRight) { EXPECT_RULED_OUT(Probabilities(1)); }
+
+CheckResult Entropy(float scale) {
+  SmallTrace t;
+  const uint64_t a = t.Request({1, 2});
+  std::vector<float> q = Noise(32 * 4 * 8, 1);
+  for (float& v : q) v *= scale;
+  const Put put{.rows = {{a, 0, 32, 0, false}}};
+  t.Record("layers.0.attn.q", "T H d", {32, 4, 8}, q, put);
+  t.Record("layers.0.attn.k", "T H d", {32, 2, 8}, Noise(32 * 2 * 8, 2), put);
+  t.Record("layers.0.attn.out", "T H dv", {32, 4, 8}, Noise(32 * 4 * 8, 3), put);
+  return Run(t, {"entropy"});
+}
+
+TEST(CheckEntropy, UniformAttentionIsNamed) {
+  const CheckResult r = Entropy(1e-6f);
+  ASSERT_FALSE(r.findings.empty());
+  EXPECT_EQ(r.findings[0].name, "layers.0.attn.out");
+}
+TEST(CheckEntropy, CollapsedAttentionIsNamed) {
+  const CheckResult r = Entropy(1e6f);
+  ASSERT_FALSE(r.findings.empty());
+  EXPECT_EQ(r.findings[0].name, "layers.0.attn.out");
+}
+TEST(CheckEntropy, AttentionInBetweenIsRight) { EXPECT_RULED_OUT(Entropy(1)); }
+
+CheckResult Shapes(int64_t heads) {
+  SmallTrace t(1, Level::kStats);
+  const uint64_t a = t.Request({1, 2});
+  for (int64_t step = 0; step < 2; ++step) {
+    const int64_t h = step == 1 ? heads : 4;
+    t.Record("layers.0.attn.k", "T H d", {1, h, 8}, Noise(static_cast<size_t>(h * 8), 1),
+             {.rows = {{a, 0, 1, step, false}}, .step = step});
+  }
+  return Run(t, {"shapes"});
+}
+
+TEST(CheckShapes, ExtentThatChangesBetweenStepsIsNamed) {
+  const CheckResult r = Shapes(2);
+  ASSERT_FALSE(r.findings.empty());
+  EXPECT_EQ(r.findings[0].cls, "STRIDE");
+}
+TEST(CheckShapes, ExtentThatStaysIsRight) { EXPECT_RULED_OUT(Shapes(4)); }
+
+CheckResult Speculation(size_t kept) {
+  SmallTrace t;
+  const uint64_t a = t.Request({1, 2});
+  const std::vector<float> k = Noise(6 * 4, 1), v = Noise(6 * 4, 2);
+  std::vector<float> state(16, 0.0f);
+  const auto add = [&](size_t row) {
+    for (size_t i = 0; i < 4; ++i) {
+      for (size_t j = 0; j < 4; ++j) state[i * 4 + j] += k[row * 4 + i] * v[row * 4 + j];
+    }
+  };
+  const auto part = [](const std::vector<float>& x, size_t from, size_t n) {
+    return std::vector<float>(x.begin() + static_cast<int64_t>(from * 4),
+                              x.begin() + static_cast<int64_t>((from + n) * 4));
+  };
+  t.Record("layers.0.attn.k", "T H d", {2, 1, 4}, part(k, 0, 2), {.rows = {{a, 0, 2, 0, false}}, .step = 0});
+  t.Record("layers.0.attn.v", "T H d", {2, 1, 4}, part(v, 0, 2), {.rows = {{a, 0, 2, 0, false}}, .step = 0});
+  add(0), add(1);
+  t.Record("layers.0.attn.state", "T H d dv", {1, 1, 4, 4}, state, {.rows = {{a, 0, 1, 1, false}}, .step = 0});
+  t.Record<int64_t>("spec.accepted", "T", {1}, {1},
+                    {.rows = {{a, 0, 1, 3, false}}, .step = 1, .meta = {{"drafts", "3"}}});
+  t.Record("layers.0.attn.k", "T H d", {4, 1, 4}, part(k, 2, 4), {.rows = {{a, 0, 4, 2, false}}, .step = 1});
+  t.Record("layers.0.attn.v", "T H d", {4, 1, 4}, part(v, 2, 4), {.rows = {{a, 0, 4, 2, false}}, .step = 1});
+  for (size_t row = 2; row < 2 + kept; ++row) add(row);
+  t.Record("layers.0.attn.state", "T H d dv", {1, 1, 4, 4}, state, {.rows = {{a, 0, 1, 3, false}}, .step = 1});
+  return Run(t, {"speculation"});
+}
+
+TEST(CheckSpeculation, RejectedTokensInTheStateAreCounted) {
+  const CheckResult r = Speculation(4);
+  EXPECT_FIRST(r, "layers.0.attn.state", "SPEC");
+  EXPECT_EQ(r.findings[0].constant_value, 2);
+}
+TEST(CheckSpeculation, AcceptedTokensAloneAreRight) { EXPECT_RULED_OUT(Speculation(2)); }
+
+TEST(RunChecks, UnknownCheckIsRefused) {
+  SmallTrace t;
+  t.Record("embed", "T h", {1, 4}, Noise(4, 1));
+  const auto capture = t.Open();
+  EXPECT_FALSE(RunChecks(*capture, {.only = {"nonfinites"}}).ok());
+}
+
+TEST(RunChecks, NothingRecordedIsNotTestableAndSaysWhatToRecord) {
+  SmallTrace t(1, Level::kStats);
+  t.Record("embed", "T h", {1, 4}, Noise(4, 1));
+  const CheckResult r = Run(t, {"unwritten", "moe_counts"});
+  ASSERT_EQ(r.ledger.size(), 2u);
+  for (const LedgerEntry& e : r.ledger) {
+    EXPECT_EQ(e.state, CheckState::kNotTestable) << e.hypothesis;
+    EXPECT_FALSE(e.capture.empty()) << e.hypothesis;
+  }
+}
+
+TEST(RunChecks, SymptomBehindAFaultIsAConsequence) {
+  SmallTrace t;
+  const uint64_t a = t.Request({1, 2});
+  const std::vector<RowRun> rows = {{a, 0, 2, 0, false}};
+  std::vector<float> x = Noise(8, 1);
+  x[2] = kNaN;
+  t.Record<int64_t>("positions", "T", {2}, {0, 5}, {.rows = rows});
+  t.Record("layers.0.foreign", "T h", {2, 4}, x, {.rows = rows});
+  const CheckResult r = Run(t, {"ids", "nonfinite"});
+  ASSERT_EQ(r.findings.size(), 1u);
+  EXPECT_EQ(r.findings[0].name, "positions");
+  ASSERT_EQ(r.consequences.size(), 1u);
+  EXPECT_EQ(r.consequences[0].name, "layers.0.foreign");
+}
+
+TEST(RunChecks, OutputStandsForItsLogSumExp) {
+  SmallTrace t;
+  const uint64_t a = t.Request({1, 2});
+  const std::vector<RowRun> rows = {{a, 0, 2, 0, false}};
+  for (const char* site : {"layers.0.attn.lse", "layers.0.attn.out"}) {
+    t.Record(site, "T h", {2, 4}, std::vector<float>(8, 7.0f),
+             {.rows = rows, .meta = {{"audit", "before"}, {"poison", "x"}}});
+    t.Record(site, "T h", {2, 4}, std::vector<float>(8, 7.0f), {.rows = rows, .meta = {{"audit", "after"}}});
+  }
+  const CheckResult r = Run(t, {"unwritten"});
+  ASSERT_EQ(r.findings.size(), 1u);
+  EXPECT_EQ(r.findings[0].name, "layers.0.attn.out");
+}
+
+}  // namespace
+}  // namespace assay
