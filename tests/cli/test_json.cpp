@@ -104,6 +104,11 @@ TEST_F(JsonPage, Diff) {
   EXPECT_EQ(run.exit_code, 1) << run.err;
   ExpectDocumented(run.out, "assay.diff/1");
 }
+TEST_F(JsonPage, Check) {
+  const Output run = RunAssay({"check", folder_ + "/a", "--json"});
+  EXPECT_EQ(run.exit_code, 0) << run.err;
+  ExpectDocumented(run.out, "assay.check/1");
+}
 TEST_F(JsonPage, Show) {
   const Output run = RunAssay({"show", folder_ + "/a", "--json"});
   EXPECT_EQ(run.exit_code, 0) << run.err;
