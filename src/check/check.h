@@ -128,8 +128,8 @@ struct CheckDef {
 std::span<const CheckDef> AllChecks();
 
 struct CheckOptions {
-  std::vector<std::string> only;  // names of checks; empty: all
-  std::vector<std::string> skip;
+  std::vector<std::string> only = {};  // names of checks; empty: all
+  std::vector<std::string> skip = {};
 };
 
 struct CheckCoverage {

@@ -16,7 +16,7 @@
 namespace assay::testing {
 
 struct Put {
-  std::vector<RowRun> rows;
+  std::vector<RowRun> rows = {};
   int64_t step = 0;
   int32_t rank = 0;
   Phase phase = Phase::kPrefill;

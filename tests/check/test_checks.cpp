@@ -17,7 +17,7 @@ using testing::SmallTrace;
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-CheckResult Run(SmallTrace& t, std::vector<std::string> only) {
+CheckResult Judge(SmallTrace& t, std::vector<std::string> only) {
   const auto capture = t.Open();
   auto result = RunChecks(*capture, {.only = std::move(only)});
   EXPECT_TRUE(result.ok()) << result.status().message();
@@ -49,7 +49,7 @@ CheckResult Nonfinite(bool bad, bool bad_operand, bool bad_padding) {
   if (bad) y[6] = kNaN;
   t.Record("layers.0.attn.out", "T d", {4, 4}, x, {.rows = rows});
   t.Record("layers.0.attn.o_proj", "T h", {4, 4}, y, {.rows = rows});
-  return Run(t, {"nonfinite"});
+  return Judge(t, {"nonfinite"});
 }
 
 TEST(CheckNonfinite, FirstResultOfFiniteOperandsIsNamed) {
@@ -75,7 +75,7 @@ CheckResult Unwritten(size_t from, std::string_view site) {
   const std::vector<float> right = Noise(16, 1);
   for (size_t i = 0; i < from; ++i) out[i] = right[i];
   t.Record(site, "T d", {4, 4}, out, {.rows = rows, .meta = {{"audit", "after"}}});
-  return Run(t, {"unwritten"});
+  return Judge(t, {"unwritten"});
 }
 
 TEST(CheckUnwritten, RowsThatKeptTheFillAreNamed) {
@@ -102,7 +102,7 @@ CheckResult Pool(bool foreign) {
   if (foreign) pool[21] = 3;
   t.Record("layers.0.attn.kv_cache", "S c", {8, 4}, pool,
            {.step = 1, .meta = {{"audit", "after"}, {"block_size", "4"}}});
-  return Run(t, {"pool"});
+  return Judge(t, {"pool"});
 }
 
 TEST(CheckPool, SlotOfAnotherRequestThatChangedIsNamed) {
@@ -120,7 +120,7 @@ CheckResult Ids(int64_t second_slot, int64_t second_block, int64_t length, int64
                     {.rows = newest, .meta = {{"block_size", "2"}}});
   t.Record<int64_t>("seq_lens", "T", {2}, {3, length}, {.rows = newest});
   t.Record<int64_t>("positions", "T", {5}, {0, 1, 2, 0, position}, {.rows = rows});
-  return Run(t, {"ids"});
+  return Judge(t, {"ids"});
 }
 
 TEST(CheckIds, RightIdsAreRuledOut) { EXPECT_RULED_OUT(Ids(5, 2, 2, 1)); }
@@ -144,7 +144,7 @@ CheckResult Replicas(bool replica_differs, bool shards_equal) {
              Noise(16, shards_equal ? 7 : 7 + static_cast<uint64_t>(rank)),
              {.step = -1, .rank = rank, .phase = Phase::kLoad, .shard = {rank, 2, rank * 4, 8}});
   }
-  return Run(t, {"replicas"});
+  return Judge(t, {"replicas"});
 }
 
 TEST(CheckReplicas, ReplicaThatDiffersIsNamed) {
@@ -168,7 +168,7 @@ CheckResult Reductions(float shared_times, bool reduced) {
   t.Record("layers.1.moe.routed", "T h", {2, 8}, routed, {.rows = rows});
   t.Record("layers.1.moe.shared", "T h", {2, 8}, shared, {.rows = rows});
   t.Record("layers.1.moe.out", "T h", {2, 8}, out, {.rows = rows});
-  return Run(t, {"reductions"});
+  return Judge(t, {"reductions"});
 }
 
 TEST(CheckReductions, SharedExpertAddedTwiceIsNamedWithItsCount) {
@@ -192,7 +192,7 @@ CheckResult Stale(bool stale) {
     t.Record("layers.0.attn.q", "T H d", {1, 4, 8}, Noise(32, 10 + seed), put);
     t.Record("layers.0.attn.out", "T H dv", {1, 4, 8}, Noise(32, stale && step == 3 ? 32 : 30 + seed), put);
   }
-  return Run(t, {"stale_rows"});
+  return Judge(t, {"stale_rows"});
 }
 
 TEST(CheckStaleRows, RowOfAnEarlierStepIsNamed) {
@@ -210,7 +210,7 @@ CheckResult Heads(bool zero) {
   const Put put{.rows = {{a, 0, 2, 1, false}}};
   t.Record("layers.0.attn.q", "T H d", {2, 4, 8}, Noise(64, 1), put);
   t.Record("layers.0.attn.out", "T H dv", {2, 4, 8}, out, put);
-  return Run(t, {"heads"});
+  return Judge(t, {"heads"});
 }
 
 TEST(CheckHeads, HeadOfZerosIsNamed) {
@@ -227,7 +227,7 @@ CheckResult Tokens(bool loops) {
     const int64_t token = loops && step >= 10 ? 100 + step % 3 : step * step;
     t.Record<int64_t>("next_token", "T", {1}, {token}, {.rows = {{a, 0, 1, 1 + step, false}}, .step = step});
   }
-  return Run(t, {"token_loops"});
+  return Judge(t, {"token_loops"});
 }
 
 TEST(CheckTokenLoops, LoopIsNamedWithItsPeriodAndFirstStep) {
@@ -247,7 +247,7 @@ CheckResult Saturation(float top, int64_t stuck) {
   for (int64_t i = 0; i < stuck; ++i) x[static_cast<size_t>(i)] = i % 2 == 0 ? 448 : -448;
   t.Record("layers.0.attn.kv_write", "T H d", {2, 2, 16}, x,
            {.rows = {{a, 0, 2, 0, false}}, .meta = {{"kv_cache_dtype", "f8_e4m3fn"}}, .compute = DType::kF8E4M3FN});
-  return Run(t, {"saturation"});
+  return Judge(t, {"saturation"});
 }
 
 TEST(CheckSaturation, CodesThatStickAtTheTopAreNamed) {
@@ -268,7 +268,7 @@ CheckResult KvScale(std::string_view dtype, std::string_view scale, float dynami
   t.Record<float>(
       "layers.0.attn.k_scale", "", {1}, {dynamic},
       {.meta = {{"scale_of", "layers.0.attn.k"}, {"scale_rule", "dynamic"}, {"kv_cache_dtype", "f8_e4m3fn"}}});
-  return Run(t, {"kv_scale"});
+  return Judge(t, {"kv_scale"});
 }
 
 TEST(CheckKvScale, ScaleOnAnUnscaledCacheIsNamed) {
@@ -287,7 +287,7 @@ CheckResult MoeCounts(int64_t id, int64_t count) {
   t.Record("layers.1.moe.router_logits", "T E", {2, 4}, Noise(8, 1), {.rows = {{a, 0, 2, 0, false}}});
   t.Record<int64_t>("layers.1.moe.topk_ids", "T k", {2, 2}, {0, 2, 3, id}, {.rows = {{a, 0, 2, 0, false}}});
   t.Record<int64_t>("layers.1.moe.expert_counts", "E", {4}, {1, 0, count, 1});
-  return Run(t, {"moe_counts"});
+  return Judge(t, {"moe_counts"});
 }
 
 TEST(CheckMoeCounts, ExpertOutOfRangeIsNamed) { EXPECT_FIRST(MoeCounts(4, 1), "layers.1.moe.topk_ids", "MOE-ROUTE"); }
@@ -308,7 +308,7 @@ CheckResult Repeats(bool real, bool padding) {
     t.Record("layers.0.attn.out", "T d", {3, 8}, x, {.rows = rows, .meta = {{"repeat", number[i]}}});
     t.Record("layers.0.attn.o_proj", "T h", {3, 8}, y, {.rows = rows, .meta = {{"repeat", number[i]}}});
   }
-  return Run(t, {"repeats"});
+  return Judge(t, {"repeats"});
 }
 
 TEST(CheckRepeats, ResultThatChangesOnEqualOperandsIsNamed) {
@@ -335,7 +335,7 @@ CheckResult Graphs(bool moved) {
     result.meta = {{"bound.layers.0.attn.k", "0x8000"}};
     t.Record("layers.0.attn.kv_write", "T d", {1, 8}, Noise(8, 9), result);
   }
-  return Run(t, {"graphs"});
+  return Judge(t, {"graphs"});
 }
 
 TEST(CheckGraphs, OperandThatMovedUnderACapturedGraphIsNamed) {
@@ -350,7 +350,7 @@ CheckResult Compiled(bool turned) {
   t.Record("layers.0.attn.q_proj", "T H d", {3, 1, 8}, Noise(24, 1), {.rows = rows});
   t.Record("layers.0.attn.q", "T H d", {3, 1, 8}, Noise(24, turned ? 2 : 1),
            {.rows = rows, .meta = {{"compiled", "1"}}});
-  return Run(t, {"compiled"});
+  return Judge(t, {"compiled"});
 }
 
 TEST(CheckCompiled, RotationThatWasThrownAwayIsNamed) {
@@ -365,7 +365,7 @@ CheckResult Probabilities(float factor) {
   const uint64_t a = t.Request({1, 2});
   t.Record<float>("layers.0.attn.probs", "T H K", {2, 1, 4}, {1, 0, 0, 0, 0.25f * factor, 0.75f * factor, 0, 0},
                   {.rows = {{a, 0, 2, 0, false}}});
-  return Run(t, {"softmax_sums"});
+  return Judge(t, {"softmax_sums"});
 }
 
 TEST(CheckSoftmaxSums, RowThatDoesNotSumToOneIsNamed) {
@@ -376,13 +376,13 @@ TEST(CheckSoftmaxSums, RowsThatSumToOneAreRight) { EXPECT_RULED_OUT(Probabilitie
 CheckResult Entropy(float scale) {
   SmallTrace t;
   const uint64_t a = t.Request({1, 2});
-  std::vector<float> q = Noise(32 * 4 * 8, 1);
+  std::vector<float> q = Noise(64 * 4 * 8, 1);
   for (float& v : q) v *= scale;
-  const Put put{.rows = {{a, 0, 32, 0, false}}};
-  t.Record("layers.0.attn.q", "T H d", {32, 4, 8}, q, put);
-  t.Record("layers.0.attn.k", "T H d", {32, 2, 8}, Noise(32 * 2 * 8, 2), put);
-  t.Record("layers.0.attn.out", "T H dv", {32, 4, 8}, Noise(32 * 4 * 8, 3), put);
-  return Run(t, {"entropy"});
+  const Put put{.rows = {{a, 0, 64, 0, false}}};
+  t.Record("layers.0.attn.q", "T H d", {64, 4, 8}, q, put);
+  t.Record("layers.0.attn.k", "T H d", {64, 2, 8}, Noise(64 * 2 * 8, 2), put);
+  t.Record("layers.0.attn.out", "T H dv", {64, 4, 8}, Noise(64 * 4 * 8, 3), put);
+  return Judge(t, {"entropy"});
 }
 
 TEST(CheckEntropy, UniformAttentionIsNamed) {
@@ -405,7 +405,7 @@ CheckResult Shapes(int64_t heads) {
     t.Record("layers.0.attn.k", "T H d", {1, h, 8}, Noise(static_cast<size_t>(h * 8), 1),
              {.rows = {{a, 0, 1, step, false}}, .step = step});
   }
-  return Run(t, {"shapes"});
+  return Judge(t, {"shapes"});
 }
 
 TEST(CheckShapes, ExtentThatChangesBetweenStepsIsNamed) {
@@ -439,7 +439,7 @@ CheckResult Speculation(size_t kept) {
   t.Record("layers.0.attn.v", "T H d", {4, 1, 4}, part(v, 2, 4), {.rows = {{a, 0, 4, 2, false}}, .step = 1});
   for (size_t row = 2; row < 2 + kept; ++row) add(row);
   t.Record("layers.0.attn.state", "T H d dv", {1, 1, 4, 4}, state, {.rows = {{a, 0, 1, 3, false}}, .step = 1});
-  return Run(t, {"speculation"});
+  return Judge(t, {"speculation"});
 }
 
 TEST(CheckSpeculation, RejectedTokensInTheStateAreCounted) {
@@ -459,7 +459,7 @@ TEST(RunChecks, UnknownCheckIsRefused) {
 TEST(RunChecks, NothingRecordedIsNotTestableAndSaysWhatToRecord) {
   SmallTrace t(1, Level::kStats);
   t.Record("embed", "T h", {1, 4}, Noise(4, 1));
-  const CheckResult r = Run(t, {"unwritten", "moe_counts"});
+  const CheckResult r = Judge(t, {"unwritten", "moe_counts"});
   ASSERT_EQ(r.ledger.size(), 2u);
   for (const LedgerEntry& e : r.ledger) {
     EXPECT_EQ(e.state, CheckState::kNotTestable) << e.hypothesis;
@@ -475,7 +475,7 @@ TEST(RunChecks, SymptomBehindAFaultIsAConsequence) {
   x[2] = kNaN;
   t.Record<int64_t>("positions", "T", {2}, {0, 5}, {.rows = rows});
   t.Record("layers.0.foreign", "T h", {2, 4}, x, {.rows = rows});
-  const CheckResult r = Run(t, {"ids", "nonfinite"});
+  const CheckResult r = Judge(t, {"ids", "nonfinite"});
   ASSERT_EQ(r.findings.size(), 1u);
   EXPECT_EQ(r.findings[0].name, "positions");
   ASSERT_EQ(r.consequences.size(), 1u);
@@ -491,7 +491,7 @@ TEST(RunChecks, OutputStandsForItsLogSumExp) {
              {.rows = rows, .meta = {{"audit", "before"}, {"poison", "x"}}});
     t.Record(site, "T h", {2, 4}, std::vector<float>(8, 7.0f), {.rows = rows, .meta = {{"audit", "after"}}});
   }
-  const CheckResult r = Run(t, {"unwritten"});
+  const CheckResult r = Judge(t, {"unwritten"});
   ASSERT_EQ(r.findings.size(), 1u);
   EXPECT_EQ(r.findings[0].name, "layers.0.attn.out");
 }
