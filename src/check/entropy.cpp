@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kMinKeys = 16;      // fewer keys say nothing
 constexpr size_t kMaxRows = 16;       // query rows a tensor
-constexpr uint64_t kMinSamples = 64;  // rows times heads, over the site
+constexpr uint64_t kMinSamples = 32;  // rows times heads, over the site
 // Of ln(keys): a head of a trained model is hardly ever this even, all of them never.
 constexpr double kUniform = 0.99999;
 constexpr double kCollapsed = 1e-6;
