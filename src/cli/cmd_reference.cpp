@@ -15,7 +15,6 @@
 #include "cli/commands.h"
 #include "cli/exit_codes.h"
 #include "io/json.h"
-#include "io/safetensors.h"
 #include "model/config.h"
 #include "model/engine.h"
 #include "model/faults.h"
@@ -24,6 +23,7 @@
 #include "model/tokenizer.h"
 #include "probe/recorder.h"
 #include "probe/settings.h"
+#include "quant/weight_source.h"
 #include "runtime/process_info.h"
 
 namespace assay::cli {
@@ -226,17 +226,26 @@ bool HoldsOtherRecordings(const std::string& dir, const std::string& own_file) {
   return false;
 }
 
+// config.json, or what the metadata of a GGUF file says.
+Result<ModelConfig> ConfigOf(const WeightSource& source, const Arguments& a) {
+  if (!source.is_gguf()) return LoadModelConfig(a.model, a.overrides);
+  if (source.config().is_null()) {
+    return Status::BadInput(source.path() + ": its general.architecture is not one that assay runs");
+  }
+  return ParseModelConfig(WriteJson(source.config(), -1), source.config_file(), a.overrides);
+}
+
 Status Reference(const Arguments& a) {
   EngineOptions options = a.engine;
   ASSAY_RETURN_IF_ERROR(Choose(a, &options));
   ASSAY_ASSIGN_OR_RETURN(const Settings settings, TraceSettings(a));
-  ASSAY_ASSIGN_OR_RETURN(const ModelConfig config, LoadModelConfig(a.model, a.overrides));
-  ASSAY_ASSIGN_OR_RETURN(std::shared_ptr<const Checkpoint> checkpoint, Checkpoint::Open(a.model));
+  ASSAY_ASSIGN_OR_RETURN(std::shared_ptr<const WeightSource> source, WeightSource::Open(a.model));
+  ASSAY_ASSIGN_OR_RETURN(const ModelConfig config, ConfigOf(*source, a));
   std::unique_ptr<Tokenizer> tokenizer;
   auto loaded = Tokenizer::Load(a.model);
   if (loaded.ok()) tokenizer = std::move(loaded).value();
   ASSAY_ASSIGN_OR_RETURN(const std::vector<PromptInput> prompts, Prompts(a, tokenizer.get(), loaded.status()));
-  ASSAY_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(std::move(checkpoint), config, options));
+  ASSAY_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(std::move(source), config, options));
   ASSAY_RETURN_IF_ERROR(CheckPositions(engine->config(), prompts, engine->options().max_tokens));
   for (const std::string& note : engine->config().notes) fmt::print(stderr, "assay reference: note: {}\n", note);
 
@@ -315,7 +324,9 @@ void AddReferenceCommand(CLI::App& app, int* exit_code) {
   auto* command = app.add_subcommand("reference", "Run a checkpoint in the native reference runtime, and trace it");
   auto a = std::make_shared<Arguments>();
   EngineOptions& e = a->engine;
-  command->add_option("model", a->model, "Checkpoint folder: config.json, *.safetensors, tokenizer.json");
+  command->add_option(
+      "model", a->model,
+      "Checkpoint folder: config.json, *.safetensors (plain or quantised), tokenizer.json; or a GGUF file");
   command->add_option("--prompt", a->prompts, "A prompt; repeat for several requests")->allow_extra_args(false);
   command->add_option("--tokens", a->tokens, "A prompt as token ids, \"5,17,204\"; repeatable")
       ->allow_extra_args(false);

@@ -490,8 +490,10 @@ ModelConfig ReadConfig(ConfigReader* r, const Json& root, Family family) {
   config.dtype = r->String("dtype", r->String("torch_dtype", ""));
   r->RefuseIf(r->String("hidden_act", "silu") != "silu", "hidden_act", "only silu is implemented");
   r->RefuseIf(r->Bool("mlp_bias", false), "mlp_bias", "biases in the FFN are not implemented");
-  r->RefuseIf(r->has("quantization_config"), "quantization_config",
-              "quantised weights are not read: convert the checkpoint to bf16, f16 or f32 first");
+  if (r->has("quantization_config")) {
+    config.notes.push_back(
+        "weights are decoded from their quantised form; activations and arithmetic are not quantised");
+  }
   if (!r->status().ok()) return config;  // what follows divides by these sizes
 
   if (IsMla(family)) {

@@ -312,15 +312,20 @@ Engine::~Engine() = default;
 
 Result<std::unique_ptr<Engine>> Engine::Create(std::shared_ptr<const Checkpoint> checkpoint, const ModelConfig& config,
                                                const EngineOptions& options) {
+  return Create(WeightSource::FromCheckpoint(std::move(checkpoint), nullptr), config, options);
+}
+
+Result<std::unique_ptr<Engine>> Engine::Create(std::shared_ptr<const WeightSource> source, const ModelConfig& config,
+                                               const EngineOptions& options) {
   std::unique_ptr<Engine> engine(new Engine());
   Impl& impl = *engine->impl_;
-  const std::string path = checkpoint->path();
+  const std::string path = source->path();
   const size_t end = path.find_last_not_of('/');
   const size_t slash = path.find_last_of('/', end);
   impl.model_name =
       path.substr(slash == std::string::npos ? 0 : slash + 1, end - (slash == std::string::npos ? 0 : slash + 1) + 1);
   // The store is opened with the checkpoint's own config: a fault may need another one.
-  ASSAY_ASSIGN_OR_RETURN(impl.store, WeightStore::Open(std::move(checkpoint), config));
+  ASSAY_ASSIGN_OR_RETURN(impl.store, WeightStore::Open(std::move(source), config));
   impl.config = config;
   for (const std::string& note : impl.store->notes()) impl.config.notes.push_back(note);
   impl.options = options;

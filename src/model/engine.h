@@ -13,6 +13,7 @@
 #include "io/safetensors.h"
 #include "model/config.h"
 #include "probe/recorder.h"
+#include "quant/weight_source.h"
 
 namespace assay {
 
@@ -65,6 +66,8 @@ using LogitsSink = std::function<void(int64_t prompt, int64_t position, std::spa
 // or each other; kUsage with "changed nothing" when a planted fault had no effect.
 class Engine {
  public:
+  static Result<std::unique_ptr<Engine>> Create(std::shared_ptr<const WeightSource> source, const ModelConfig& config,
+                                                const EngineOptions& options);
   static Result<std::unique_ptr<Engine>> Create(std::shared_ptr<const Checkpoint> checkpoint, const ModelConfig& config,
                                                 const EngineOptions& options);
   ~Engine();

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "base/status.h"
-#include "io/safetensors.h"
 #include "model/config.h"
 #include "model/weights.h"
+#include "quant/weight_source.h"
 
 namespace assay {
 
@@ -31,8 +31,8 @@ inline std::string LayerPrefix(int64_t layer) { return "model.layers." + std::to
 
 // Experts on disk: one tensor an expert and projection, or transformers' in-memory form, gate_up_proj [E, 2f, h] (gate
 // rows first) and down_proj [E, h, f].
-inline bool HasFusedExperts(const Checkpoint& checkpoint, int64_t layer) {
-  return checkpoint.find(LayerPrefix(layer) + "mlp.experts.gate_up_proj") != nullptr;
+inline bool HasFusedExperts(const WeightSource& source, int64_t layer) {
+  return source.find(LayerPrefix(layer) + "mlp.experts.gate_up_proj") != nullptr;
 }
 
 // Visitor: Status Visit(const TensorPart&, Matrix<T>*) and Status Visit(const TensorPart&, std::vector<T>*).

@@ -1,11 +1,9 @@
 #include "model/weights.h"
 
 #include <charconv>
-#include <cstring>
 #include <exception>
 #include <set>
 #include <string_view>
-#include <type_traits>
 
 #include "model/layer_names.h"
 
@@ -16,114 +14,57 @@ constexpr const char* kEmbedding = "model.embed_tokens.weight";
 constexpr const char* kFinalNorm = "model.norm.weight";
 constexpr const char* kHead = "lm_head.weight";
 
-std::string ShapeText(const std::vector<int64_t>& shape) {
-  std::string text = "[";
-  for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
-  return text + "]";
+std::string Asked(const TensorPart& part) { return "\"" + part.name + "\" of shape " + ShapeText(part.shape); }
+
+// Where a weight is stored, for messages: "FILE: tensor "NAME" at offset N".
+std::string Stored(const Weight& weight) {
+  const CheckpointTensor& tensor = *weight.stored().front().tensor;
+  return tensor.file + ": tensor \"" + tensor.name + "\" at offset " + std::to_string(tensor.file_offset);
 }
 
-// ---- Conversion ------------------------------------------------------------------------------------------------
-// Exact: every bf16, f16 and f32 is a float, every f32 and f64 a double. f64 to float rounds to nearest.
-
-template <class U>
-U LoadUnaligned(const std::byte* at) {
-  U value;
-  std::memcpy(&value, at, sizeof(U));
-  return value;
-}
-
-float FromBits(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof(value));
-  return value;
-}
-
-float HalfToFloat(uint16_t half) {
-  const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
-  const uint32_t exponent = (half >> 10) & 0x1f, fraction = half & 0x3ffu;
-  if (exponent == 0) {  // zero or subnormal: fraction * 2^-24, exact in float
-    const float magnitude = static_cast<float>(fraction) * 0x1p-24f;
-    return sign != 0 ? -magnitude : magnitude;
+// The weight of a part, held against the shape the config asks for.
+Result<const Weight*> Find(const WeightSource& source, const TensorPart& part) {
+  const Weight* weight = source.find(part.name);
+  if (weight == nullptr) {
+    for (const WeightProblem& problem : source.problems()) {
+      if (problem.name == part.name) return Status::BadInput(problem.what);
+    }
+    return Status::BadInput(source.path() + ": tensor " + Asked(part) + " is missing; the config asks for it");
   }
-  if (exponent == 0x1f) return FromBits(sign | 0x7f800000u | (fraction << 13));
-  return FromBits(sign | ((exponent + 112) << 23) | (fraction << 13));
-}
-
-template <class T>
-void Convert(const std::byte* from, DType dtype, size_t count, T* to) {
-  switch (dtype) {
-    case DType::kBF16:
-      for (size_t i = 0; i < count; ++i) {
-        to[i] = static_cast<T>(FromBits(static_cast<uint32_t>(LoadUnaligned<uint16_t>(from + 2 * i)) << 16));
-      }
-      break;
-    case DType::kF16:
-      for (size_t i = 0; i < count; ++i) to[i] = static_cast<T>(HalfToFloat(LoadUnaligned<uint16_t>(from + 2 * i)));
-      break;
-    case DType::kF32:
-      for (size_t i = 0; i < count; ++i) to[i] = static_cast<T>(LoadUnaligned<float>(from + 4 * i));
-      break;
-    default:  // kF64, the only other type that CheckDType lets through
-      for (size_t i = 0; i < count; ++i) to[i] = static_cast<T>(LoadUnaligned<double>(from + 8 * i));
+  if (weight->shape() != part.shape) {
+    return Status::BadInput(Stored(*weight) + " has shape " + ShapeText(weight->shape()) + ", the config asks for " +
+                            ShapeText(part.shape));
   }
-}
-
-size_t ElementBytes(DType dtype) {
-  if (dtype == DType::kF64) return 8;
-  return dtype == DType::kF32 ? 4 : 2;
-}
-
-Status CheckDType(const CheckpointTensor& tensor) {
-  switch (tensor.dtype) {
-    case DType::kBF16:
-    case DType::kF16:
-    case DType::kF32:
-    case DType::kF64:
-      return {};
-    default:
-      return Status::BadInput(tensor.file + ": tensor \"" + tensor.name + "\" at offset " +
-                              std::to_string(tensor.file_offset) +
-                              ": weights are read as bf16, f16, f32 or f64, this one is not (quantised checkpoints "
-                              "must be converted first)");
+  // Integers are no weights of a model without their scales.
+  const CheckpointTensor& tensor = *weight->stored().front().tensor;
+  if (!weight->quantised() && tensor.dtype != DType::kInvalid &&
+      (!IsFloat(tensor.dtype) || BitsOf(tensor.dtype) < 16)) {
+    return Status::BadInput(Stored(*weight) +
+                            ": weights are read as bf16, f16, f32, f64 or in a quantised format, this " + "one is " +
+                            std::string(NameOf(tensor.dtype)) + " without scales");
   }
-}
-
-// The tensor of a part, held against the shape the config asks for.
-Result<const CheckpointTensor*> Find(const Checkpoint& checkpoint, const TensorPart& part) {
-  const CheckpointTensor* tensor = checkpoint.find(part.name);
-  if (tensor == nullptr) {
-    return Status::BadInput(checkpoint.path() + ": tensor \"" + part.name + "\" of shape " + ShapeText(part.shape) +
-                            " is missing; the config asks for it");
-  }
-  if (tensor->shape != part.shape) {
-    return Status::BadInput(tensor->file + ": tensor \"" + part.name + "\" at offset " +
-                            std::to_string(tensor->file_offset) + " has shape " + ShapeText(tensor->shape) +
-                            ", the config asks for " + ShapeText(part.shape));
-  }
-  ASSAY_RETURN_IF_ERROR(CheckDType(*tensor));
-  return tensor;
+  return weight;
 }
 
 // ---- Visitors of layer_names.h ---------------------------------------------------------------------------------
 
 class Checker {
  public:
-  Checker(const Checkpoint& checkpoint, std::set<std::string, std::less<>>* used)
-      : checkpoint_(checkpoint), used_(used) {}
+  Checker(const WeightSource& source, std::set<std::string, std::less<>>* used) : source_(source), used_(used) {}
   template <class Target>
   Status Visit(const TensorPart& part, Target*) {
     used_->insert(part.name);
-    return Find(checkpoint_, part).status();
+    return Find(source_, part).status();
   }
 
  private:
-  const Checkpoint& checkpoint_;
+  const WeightSource& source_;
   std::set<std::string, std::less<>>* used_;
 };
 
 class Loader {
  public:
-  explicit Loader(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
+  explicit Loader(const WeightSource& source) : source_(source) {}
   template <class T>
   Status Visit(const TensorPart& part, Matrix<T>* target) {
     ASSAY_RETURN_IF_ERROR(Visit(part, &target->data));
@@ -133,15 +74,15 @@ class Loader {
   }
   template <class T>
   Status Visit(const TensorPart& part, std::vector<T>* target) {
-    ASSAY_ASSIGN_OR_RETURN(const CheckpointTensor* tensor, Find(checkpoint_, part));
+    ASSAY_ASSIGN_OR_RETURN(const Weight* weight, Find(source_, part));
     target->resize(static_cast<size_t>(part.rows * part.cols));
-    const size_t skip = static_cast<size_t>(part.offset_elems) * ElementBytes(tensor->dtype);
-    Convert(tensor->data + skip, tensor->dtype, target->size(), target->data());
+    // Parts are whole rows; a vector is one.
+    if (!target->empty()) weight->Decode(part.offset_elems / weight->cols(), part.rows, target->data());
     return {};
   }
 
  private:
-  const Checkpoint& checkpoint_;
+  const WeightSource& source_;
 };
 
 struct Counter {
@@ -176,21 +117,21 @@ int64_t LayerOf(std::string_view name) {
 }  // namespace
 
 struct WeightStore::Impl {
-  std::shared_ptr<const Checkpoint> checkpoint;
+  std::shared_ptr<const WeightSource> source;
   ModelConfig config;
   std::vector<std::string> notes;
   std::vector<uint8_t> fused;  // per layer
 
   Status Check() {
     std::set<std::string, std::less<>> used;
-    Checker checker(*checkpoint, &used);
+    Checker checker(*source, &used);
     std::vector<float>* const unused = nullptr;
     const int64_t h = config.hidden_size, vocab = config.vocab_size;
     ASSAY_RETURN_IF_ERROR(checker.Visit(WholeMatrix(kEmbedding, vocab, h), unused));
     ASSAY_RETURN_IF_ERROR(checker.Visit(WholeVector(kFinalNorm, h), unused));
     if (!config.tie_word_embeddings) ASSAY_RETURN_IF_ERROR(checker.Visit(WholeMatrix(kHead, vocab, h), unused));
     for (int64_t l = 0; l < config.n_layers; ++l) {
-      fused.push_back(HasFusedExperts(*checkpoint, l) ? 1 : 0);
+      fused.push_back(HasFusedExperts(*source, l) ? 1 : 0);
       LayerWeights<float> none;
       ASSAY_RETURN_IF_ERROR(VisitLayer(config, l, fused.back() != 0, true, &none, checker));
     }
@@ -200,21 +141,34 @@ struct WeightStore::Impl {
   // A tensor that no part of the config asks for is either left out for a reason that can be named, or an error: a
   // bias or a norm that goes unused would make every result wrong.
   Status CheckUnused(const std::set<std::string, std::less<>>& used) {
-    int64_t beyond = 0, indexer = 0;
-    for (const CheckpointTensor& t : checkpoint->tensors()) {
-      if (used.count(t.name) != 0) continue;
-      if (LayerOf(t.name) >= config.n_layers) {
+    int64_t beyond = 0, indexer = 0, scales = 0;
+    for (const WeightPtr& weight : source->weights()) {
+      const std::string& name = weight->name();
+      if (used.count(name) != 0) continue;
+      if (LayerOf(name) >= config.n_layers) {
         ++beyond;
-      } else if (config.family == Family::kGlmMoeDsa && t.name.find(".self_attn.indexer.") != std::string::npos) {
+      } else if (config.family == Family::kGlmMoeDsa && name.find(".self_attn.indexer.") != std::string::npos) {
         ++indexer;
-      } else if (t.name == kHead && config.tie_word_embeddings) {
+      } else if (name == kHead && config.tie_word_embeddings) {
         notes.push_back("lm_head.weight is in the checkpoint but the config ties it to the embedding, which is used");
-      } else if (t.name.find("rotary_emb.inv_freq") == std::string::npos) {  // old exports; recomputed from the config
-        return Status::BadInput(t.file + ": tensor \"" + t.name + "\" at offset " + std::to_string(t.file_offset) +
-                                " has no place in a " + config.model_type +
+      } else {
+        return Status::BadInput(Stored(*weight) + " has no place in a " + config.model_type +
                                 " model with this config (a bias or norm that the config does not mention?)");
       }
     }
+    // Not weights: scales of activations and caches, rotary tables (recomputed from the config). Anything else would
+    // make every result wrong.
+    for (const std::string& name : source->others()) {
+      if (name.find("rotary_emb.inv_freq") != std::string::npos || LayerOf(name) >= config.n_layers) continue;
+      if (name.find("_scale") != std::string::npos) {
+        ++scales;
+        continue;
+      }
+      return Status::BadInput(source->path() + ": tensor \"" + name + "\" has no place in a " + config.model_type +
+                              " model with this config");
+    }
+    if (scales > 0)
+      notes.push_back(std::to_string(scales) + " scales of activations are left out: arithmetic is not quantised");
     if (beyond > 0) {
       notes.push_back(std::to_string(beyond) + " tensors of layers beyond num_hidden_layers = " +
                       std::to_string(config.n_layers) + " are left out");
@@ -229,15 +183,20 @@ WeightStore::~WeightStore() = default;
 
 Result<std::shared_ptr<const WeightStore>> WeightStore::Open(std::shared_ptr<const Checkpoint> checkpoint,
                                                              const ModelConfig& config) {
+  return Open(WeightSource::FromCheckpoint(std::move(checkpoint), nullptr), config);
+}
+
+Result<std::shared_ptr<const WeightStore>> WeightStore::Open(std::shared_ptr<const WeightSource> source,
+                                                             const ModelConfig& config) {
   std::shared_ptr<WeightStore> store(new WeightStore);
-  store->impl_->checkpoint = std::move(checkpoint);
+  store->impl_->source = std::move(source);
   store->impl_->config = config;
   ASSAY_RETURN_IF_ERROR(store->impl_->Check());
   return std::shared_ptr<const WeightStore>(std::move(store));
 }
 
 const ModelConfig& WeightStore::config() const { return impl_->config; }
-const Checkpoint& WeightStore::checkpoint() const { return *impl_->checkpoint; }
+const WeightSource& WeightStore::source() const { return *impl_->source; }
 const std::vector<std::string>& WeightStore::notes() const { return impl_->notes; }
 
 int64_t WeightStore::layer_bytes_f32(int64_t layer) const {
@@ -257,7 +216,7 @@ Result<LayerWeights<T>> WeightStore::LoadLayer(int64_t layer, bool with_experts)
   const bool fused = impl_->fused[static_cast<size_t>(layer)] != 0;
   return Guarded("weights of layer " + std::to_string(layer), [&]() -> Result<LayerWeights<T>> {
     LayerWeights<T> weights;
-    Loader loader(*impl_->checkpoint);
+    Loader loader(*impl_->source);
     ASSAY_RETURN_IF_ERROR(VisitLayer(impl_->config, layer, fused, with_experts, &weights, loader));
     return weights;
   });
@@ -272,7 +231,7 @@ Result<MlpWeights<T>> WeightStore::LoadExpert(int64_t layer, int64_t expert) con
   const bool fused = impl_->fused[static_cast<size_t>(layer)] != 0;
   return Guarded("expert " + std::to_string(expert), [&]() -> Result<MlpWeights<T>> {
     MlpWeights<T> weights;
-    Loader loader(*impl_->checkpoint);
+    Loader loader(*impl_->source);
     ASSAY_RETURN_IF_ERROR(VisitExpert(impl_->config, layer, fused, expert, &weights, loader));
     return weights;
   });
@@ -282,7 +241,7 @@ template <class T>
 Result<EndWeights<T>> WeightStore::LoadEnd() const {
   return Guarded("final norm and head", [&]() -> Result<EndWeights<T>> {
     EndWeights<T> weights;
-    Loader loader(*impl_->checkpoint);
+    Loader loader(*impl_->source);
     const int64_t h = impl_->config.hidden_size, vocab = impl_->config.vocab_size;
     ASSAY_RETURN_IF_ERROR(loader.Visit(WholeVector(kFinalNorm, h), &weights.final_norm));
     const char* head = impl_->config.tie_word_embeddings ? kEmbedding : kHead;
@@ -294,8 +253,7 @@ Result<EndWeights<T>> WeightStore::LoadEnd() const {
 template <class T>
 Result<Matrix<T>> WeightStore::LoadEmbedding(const std::vector<int64_t>& ids) const {
   const int64_t h = impl_->config.hidden_size, vocab = impl_->config.vocab_size;
-  ASSAY_ASSIGN_OR_RETURN(const CheckpointTensor* tensor, Find(*impl_->checkpoint, WholeMatrix(kEmbedding, vocab, h)));
-  const size_t row_bytes = static_cast<size_t>(h) * ElementBytes(tensor->dtype);
+  ASSAY_ASSIGN_OR_RETURN(const Weight* weight, Find(*impl_->source, WholeMatrix(kEmbedding, vocab, h)));
   return Guarded("embedding rows", [&]() -> Result<Matrix<T>> {
     Matrix<T> rows;
     rows.rows = static_cast<int64_t>(ids.size());
@@ -306,8 +264,7 @@ Result<Matrix<T>> WeightStore::LoadEmbedding(const std::vector<int64_t>& ids) co
         return Status::Usage("token id " + std::to_string(ids[i]) + " at position " + std::to_string(i) +
                              " is outside the vocabulary of " + std::to_string(vocab));
       }
-      Convert(tensor->data + static_cast<size_t>(ids[i]) * row_bytes, tensor->dtype, static_cast<size_t>(h),
-              rows.row(static_cast<int64_t>(i)));
+      weight->Decode(ids[i], 1, rows.row(static_cast<int64_t>(i)));
     }
     return rows;
   });

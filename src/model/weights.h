@@ -1,5 +1,6 @@
 // Typed access to the weights of a checkpoint: which tensors a layer has, their shapes checked against the config, and
-// their values converted to float or double, one layer at a time, so that a model larger than memory can be run.
+// their values decoded to float or double, one layer at a time, so that a model larger than memory can be run. How they
+// are stored (plain, quantised, GGUF) is the business of src/quant.
 //
 // Every weight matrix is [out, in], row-major, as the checkpoint stores it: y = x W^T (model/gemm.h, Linear).
 // Nothing is cached here: LoadLayer copies out of the mapped file and the caller drops the layer when done.
@@ -13,6 +14,7 @@
 #include "base/status.h"
 #include "io/safetensors.h"
 #include "model/config.h"
+#include "quant/weight_source.h"
 
 namespace assay {
 
@@ -77,6 +79,9 @@ class WeightStore {
  public:
   // Checks every tensor that the config asks for (presence, shape, dtype) and that no other tensor is there which
   // would have to take part. kBadInput names tensor, file and offset.
+  static Result<std::shared_ptr<const WeightStore>> Open(std::shared_ptr<const WeightSource> source,
+                                                         const ModelConfig& config);
+  // Safetensors whose quantised weights, if any, say all about themselves (no quantization_config).
   static Result<std::shared_ptr<const WeightStore>> Open(std::shared_ptr<const Checkpoint> checkpoint,
                                                          const ModelConfig& config);
   ~WeightStore();
@@ -94,7 +99,7 @@ class WeightStore {
   Result<Matrix<T>> LoadEmbedding(const std::vector<int64_t>& ids) const;
 
   const ModelConfig& config() const;
-  const Checkpoint& checkpoint() const;
+  const WeightSource& source() const;
   // Tensors left out on purpose (draft layers, indexer, a stored copy of a tied head), one sentence each.
   const std::vector<std::string>& notes() const;
   // Bytes that LoadLayer<float>(layer) allocates, experts included; callers decide with it what to keep.

@@ -47,6 +47,8 @@ constexpr NamePair kSharedNames[] = {{"ffn_gate_shexp.weight", "gate_proj.weight
                                      {"ffn_up_shexp.weight", "up_proj.weight"},
                                      {"ffn_down_shexp.weight", "down_proj.weight"}};
 
+constexpr int64_t kMaxExperts = int64_t{1} << 16;
+
 bool IsRopeLlama(const std::string& architecture) { return architecture == "llama"; }
 
 // Logical row of transformers' (head, half s, pair j) lies at row (head, pair j, half s) of the file.
@@ -143,9 +145,9 @@ class Assembler {
 
   void Experts(const CheckpointTensor& t, uint32_t type, const std::string& prefix, const std::string& suffix) {
     Result<WeightPtr> all = MakeGgmlWeight(t.name, t, type);
-    if (!all.ok() || t.shape.size() != 3) {
+    if (!all.ok() || t.shape.size() != 3 || t.shape[0] > kMaxExperts) {
       return out_->Add(prefix + "*." + suffix,
-                       all.ok() ? Result<WeightPtr>(BadTensor(t, "rank 3 expected")) : std::move(all));
+                       all.ok() ? Result<WeightPtr>(BadTensor(t, "[experts, out, in] expected")) : std::move(all));
     }
     const int64_t rows = t.shape[1];
     for (int64_t e = 0; e < t.shape[0]; ++e) {

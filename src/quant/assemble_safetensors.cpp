@@ -20,7 +20,8 @@ int64_t IntOf(const Json* json, int64_t absent) {
 void ReadBlock(const Json* json, QuantSettings* settings) {
   if (json == nullptr || !json->is_array() || json->size() != 2) return;
   const int64_t rows = IntOf(&(*json)[0], 0), cols = IntOf(&(*json)[1], 0);
-  if (rows > 0 && cols > 0) settings->block_rows = rows, settings->block_cols = cols;
+  constexpr int64_t kMax = int64_t{1} << 31;
+  if (rows > 0 && cols > 0 && rows < kMax && cols < kMax) settings->block_rows = rows, settings->block_cols = cols;
 }
 
 class Assembler {

@@ -43,17 +43,53 @@ class ByteWeight final : public DecodedWeight<ByteWeight> {
     }
   }
 
+  // Codes of a block are counted in four tables, so that runs of one code do not wait for each other.
+  bool Tally(WeightTally* tally) const override {
+    constexpr int64_t kWorthwhile = 1024;  // codes a block: as many as the tables take to empty
+    if (zero_ != nullptr || block_rows() * block_cols() < kWorthwhile) return false;
+    const int64_t run = std::min(block_rows(), std::max<int64_t>(1, (int64_t{1} << 31) / std::max<int64_t>(cols(), 1)));
+    std::array<std::array<uint32_t, 256>, 4> counts;
+    for (int64_t top = 0; top < rows(); top += block_rows()) {
+      const int64_t bottom = std::min(top + block_rows(), rows());
+      for (int64_t g = 0, left = 0; left < cols(); ++g, left += block_cols()) {
+        const int64_t width = std::min(block_cols(), cols() - left);
+        const float scale = ScaleAt<float>(top / block_rows() * grid_cols_ + g);
+        for (int64_t r = top; r < bottom; r += run) {
+          for (auto& table : counts) table.fill(0);
+          for (int64_t i = r; i < std::min(r + run, bottom); ++i) {
+            const uint8_t* codes = reinterpret_cast<const uint8_t*>(code_.data) + i * cols() + left;
+            int64_t c = 0;
+            for (; c + 4 <= width; c += 4) {
+              ++counts[0][codes[c]];
+              ++counts[1][codes[c + 1]];
+              ++counts[2][codes[c + 2]];
+              ++counts[3][codes[c + 3]];
+            }
+            for (; c < width; ++c) ++counts[0][codes[c]];
+          }
+          for (size_t b = 0; b < 256; ++b) {
+            const uint64_t n = uint64_t{counts[0][b]} + counts[1][b] + counts[2][b] + counts[3][b];
+            tally->Add(table_[b] * scale, n);
+          }
+        }
+      }
+    }
+    return true;
+  }
+
   void Parts(int64_t row, WeightParts* parts) const override {
     const size_t n = static_cast<size_t>(cols());
     parts->code.resize(n);
     parts->zero.assign(n, 0);
     parts->scale.resize(n);
+    parts->group.resize(n);
     const uint8_t* codes = reinterpret_cast<const uint8_t*>(code_.data) + row * cols();
     for (int64_t c = 0; c < cols(); ++c) {
       const size_t i = static_cast<size_t>(c);
       const int64_t at = row / block_rows() * grid_cols_ + c / block_cols();
       parts->code[i] = static_cast<double>(table_[codes[c]]);
       parts->scale[i] = ScaleAt<double>(at);
+      parts->group[i] = static_cast<int32_t>(c / block_cols());
       if (zero_ != nullptr) parts->zero[i] = DecodeBits(LoadBits(zero_->data, at, zero_->dtype), zero_->dtype);
     }
   }
@@ -72,25 +108,21 @@ class ByteWeight final : public DecodedWeight<ByteWeight> {
   std::array<float, 256> table_;
 };
 
-int64_t Elements(const CheckpointTensor& tensor) {
-  int64_t n = 1;
-  for (const int64_t d : tensor.shape) n *= d;
-  return n;
-}
-
 }  // namespace
 
 Result<WeightPtr> MakeByteWeight(std::string name, const CheckpointTensor& code, const CheckpointTensor* scale,
                                  const CheckpointTensor* zero, int64_t block_rows, int64_t block_cols) {
   if (BitsOf(code.dtype) != 8)
     return BadTensor(code, "codes of one byte expected, found " + std::string(NameOf(code.dtype)));
-  const int64_t cols = code.shape.empty() ? 1 : code.shape.back(), rows = cols == 0 ? 0 : Elements(code) / cols;
+  if (code.size_bytes == 0) return BadTensor(code, "no elements");
+  const int64_t cols = code.shape.empty() ? 1 : code.shape.back(),
+                rows = cols == 0 ? 0 : ElementCount(code.shape) / cols;
   std::string how = ", unscaled";
   if (scale != nullptr) {
     if (BitsOf(scale->dtype) < 8 || (!IsFloat(scale->dtype) && scale->dtype != DType::kU8)) {
       return BadTensor(*scale, "scales of type " + std::string(NameOf(scale->dtype)));
     }
-    const int64_t n = Elements(*scale);
+    const int64_t n = ElementCount(scale->shape);
     if (block_rows > 0 && block_cols > 0) {
       const int64_t grid_rows = (rows + block_rows - 1) / block_rows, grid_cols = (cols + block_cols - 1) / block_cols;
       if (scale->shape != std::vector<int64_t>{grid_rows, grid_cols}) {
@@ -114,7 +146,8 @@ Result<WeightPtr> MakeByteWeight(std::string name, const CheckpointTensor& code,
   } else {
     block_rows = std::max<int64_t>(rows, 1), block_cols = std::max<int64_t>(cols, 1);
   }
-  if (zero != nullptr && (scale == nullptr || Elements(*zero) != Elements(*scale) || BitsOf(zero->dtype) < 8)) {
+  if (zero != nullptr &&
+      (scale == nullptr || ElementCount(zero->shape) != ElementCount(scale->shape) || BitsOf(zero->dtype) < 8)) {
     return BadTensor(*zero, "zero points " + ShapeText(zero->shape) + " do not match the scales");
   }
   const std::string format = std::string(NameOf(code.dtype)) + how;

@@ -52,11 +52,39 @@ class Fp4Weight final : public DecodedWeight<Fp4Weight> {
     }
   }
 
+  // counts[scale byte][code byte], in runs of rows that cannot overflow 32 bits.
+  bool Tally(WeightTally* tally) const override {
+    const int64_t groups = cols() / layout_.group, bytes = layout_.group / 2, row_bytes = cols() / 2;
+    const int64_t run = std::max<int64_t>(1, (int64_t{1} << 31) / row_bytes);
+    std::vector<uint32_t> counts(256 * 256);
+    for (int64_t r = 0; r < rows(); r += run) {
+      const int64_t n = std::min(run, rows() - r) * groups;
+      const uint8_t* codes = reinterpret_cast<const uint8_t*>(code_.data) + r * row_bytes;
+      const uint8_t* scales = reinterpret_cast<const uint8_t*>(scale_.data) + r * groups;
+      std::fill(counts.begin(), counts.end(), 0);
+      for (int64_t g = 0; g < n; ++g, codes += bytes) {
+        uint32_t* row = counts.data() + 256 * static_cast<size_t>(scales[g]);
+        for (int64_t i = 0; i < bytes; ++i) ++row[codes[i]];
+      }
+      for (size_t at = 0; at < counts.size(); ++at) {
+        if (counts[at] == 0) continue;
+        const float scale = table_[at >> 8];
+        float pair[2] = {kPairs[at & 255].low * scale, kPairs[at & 255].high * scale};
+        for (float& value : pair) {
+          if (has_global_) value = layout_.divide_global ? value / global_ : value * global_;
+          tally->Add(value, counts[at]);
+        }
+      }
+    }
+    return true;
+  }
+
   void Parts(int64_t row, WeightParts* parts) const override {
     const size_t n = static_cast<size_t>(cols());
     parts->code.resize(n);
     parts->zero.assign(n, 0);
     parts->scale.resize(n);
+    parts->group.resize(n);
     const uint8_t* codes = reinterpret_cast<const uint8_t*>(code_.data) + row * (cols() / 2);
     const uint8_t* scales = reinterpret_cast<const uint8_t*>(scale_.data) + row * (cols() / layout_.group);
     for (int64_t c = 0; c < cols(); ++c) {
@@ -66,6 +94,7 @@ class Fp4Weight final : public DecodedWeight<Fp4Weight> {
       if (has_global_)
         scale = layout_.divide_global ? scale / static_cast<double>(global_) : scale * static_cast<double>(global_);
       parts->scale[i] = scale;
+      parts->group[i] = static_cast<int32_t>(c / layout_.group);
     }
   }
 
@@ -97,6 +126,7 @@ Result<WeightPtr> MakeFp4Weight(std::string name, const CheckpointTensor& code, 
     return BadTensor(scale, std::string("scales of one byte expected, found ") + std::string(NameOf(scale.dtype)) +
                                 (scale.dtype == DType::kF32 ? " (float scales where exponents belong?)" : ""));
   }
+  if (code.size_bytes == 0) return BadTensor(code, "no elements");
   if (code.shape.empty()) return BadTensor(code, "a scalar cannot be packed");
   std::vector<int64_t> shape = code.shape;
   // Blocks of their own axis: [..., K / 32, 16] bytes beside [..., K / 32] scales.

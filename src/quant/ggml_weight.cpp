@@ -78,6 +78,7 @@ class GgmlWeight final : public DecodedWeight<GgmlWeight> {
     parts->code.resize(n);
     parts->zero.assign(n, 0);
     parts->scale.resize(n);
+    parts->group.resize(n);
     const int64_t blocks = cols() / size_.block_elems;
     const uint8_t* bytes = reinterpret_cast<const uint8_t*>(tensor_.data) + row * blocks * size_.block_bytes;
     GgmlBlock block;
@@ -88,6 +89,7 @@ class GgmlWeight final : public DecodedWeight<GgmlWeight> {
         const double scale = static_cast<double>(block.scale[i / format_.group]);
         parts->code[at] = block.code[i];
         parts->scale[at] = scale;
+        parts->group[at] = static_cast<int32_t>(static_cast<int64_t>(at) / format_.group);
         // A minimum under scale 0 has no zero point; the value is then the minimum alone.
         if (format_.has_minimum && scale != 0)
           parts->zero[at] = static_cast<double>(block.minimum[i / format_.group]) / scale;

@@ -64,6 +64,7 @@ class PackedIntWeight final : public DecodedWeight<PackedIntWeight> {
     parts->code.resize(n);
     parts->zero.resize(n);
     parts->scale.resize(n);
+    parts->group = layout_.group;
     for (size_t c = 0; c < n; ++c) {
       parts->code[c] = Code(row, static_cast<int64_t>(c));
       parts->zero[c] = Zero(row, layout_.group[c]);
@@ -114,12 +115,6 @@ class PackedIntWeight final : public DecodedWeight<PackedIntWeight> {
   PackedIntTensors tensors_;
 };
 
-int64_t Elements(const CheckpointTensor& tensor) {
-  int64_t n = 1;
-  for (const int64_t d : tensor.shape) n *= d;
-  return n;
-}
-
 Status Expect(const CheckpointTensor& tensor, int64_t a, int64_t b) {
   if (tensor.shape != std::vector<int64_t>{a, b}) {
     return BadTensor(tensor, "shape " + ShapeText(tensor.shape) + " where " + ShapeText({a, b}) + " is needed");
@@ -132,7 +127,8 @@ Status CompressedShape(const PackedIntTensors& t, int64_t p, IntLayout* layout) 
   layout->rows = t.code->shape[0];
   layout->cols = t.code->shape[1] * p;
   if (t.shape != nullptr) {
-    if (Elements(*t.shape) != 2 || IsFloat(t.shape->dtype)) return BadTensor(*t.shape, "two integers expected");
+    if (ElementCount(t.shape->shape) != 2 || IsFloat(t.shape->dtype))
+      return BadTensor(*t.shape, "two integers expected");
     const double n = DecodeBits(LoadBits(t.shape->data, 0, t.shape->dtype), t.shape->dtype);
     const double k = DecodeBits(LoadBits(t.shape->data, 1, t.shape->dtype), t.shape->dtype);
     if (n != static_cast<double>(layout->rows) || !(k >= 1) || k > static_cast<double>(layout->cols) ||
@@ -141,7 +137,7 @@ Status CompressedShape(const PackedIntTensors& t, int64_t p, IntLayout* layout) 
     }
     layout->cols = static_cast<int64_t>(k);
   }
-  const int64_t scales = Elements(*t.scale);
+  const int64_t scales = ElementCount(t.scale->shape);
   layout->one_scale = scales == 1;
   layout->groups = layout->one_scale || layout->rows == 0 ? 1 : scales / layout->rows;
   if (!layout->one_scale) ASSAY_RETURN_IF_ERROR(Expect(*t.scale, layout->rows, layout->groups));
@@ -163,8 +159,8 @@ Status TransposedShape(const PackedIntTensors& t, int64_t p, IntLayout* layout) 
 Status Groups(const PackedIntTensors& t, IntLayout* layout) {
   if (layout->groups <= 0 || layout->cols <= 0) return BadTensor(*t.scale, "no scales");
   layout->group.resize(static_cast<size_t>(layout->cols));
-  if (t.g_idx != nullptr && Elements(*t.g_idx) > 0) {
-    if (Elements(*t.g_idx) != layout->cols || IsFloat(t.g_idx->dtype)) {
+  if (t.g_idx != nullptr && ElementCount(t.g_idx->shape) > 0) {
+    if (ElementCount(t.g_idx->shape) != layout->cols || IsFloat(t.g_idx->dtype)) {
       return BadTensor(*t.g_idx, "one integer for each of " + std::to_string(layout->cols) + " columns expected");
     }
     for (int64_t k = 0; k < layout->cols; ++k) {
@@ -191,6 +187,7 @@ Result<WeightPtr> MakePackedIntWeight(std::string name, IntPacking packing, int 
     return BadTensor(code, "packed codes are 32-bit words of rank 2, found " + std::string(NameOf(code.dtype)) + " " +
                                ShapeText(code.shape));
   }
+  if (code.size_bytes == 0) return BadTensor(code, "no elements");
   if (bits != 4 && (packing == IntPacking::kAwq || (bits != 2 && bits != 8))) {
     return BadTensor(code, std::to_string(bits) + "-bit codes of this packing are not read (2, 4 and 8 are, AWQ: 4)");
   }

@@ -1,7 +1,11 @@
 #include "quant/weight.h"
 
-#include <cstring>
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
 
+#include "quant/bits.h"
 #include "tensor/decode.h"
 
 namespace assay {
@@ -12,15 +16,41 @@ std::string ShapeText(const std::vector<int64_t>& shape) {
   return text + "]";
 }
 
+int64_t ElementCount(const std::vector<int64_t>& shape) {
+  int64_t n = 1;
+  for (const int64_t d : shape) {
+    if (d == 0) return 0;
+  }
+  for (const int64_t d : shape) n *= d;  // bounded: the bytes are there
+  return n;
+}
+
 Status BadTensor(const CheckpointTensor& tensor, const std::string& why) {
   return Status::BadInput(tensor.file + ": tensor \"" + tensor.name + "\" at offset " +
                           std::to_string(tensor.file_offset) + ": " + why);
 }
 
+WeightTally::WeightTally() : min(std::numeric_limits<double>::infinity()), max(-min) {}
+
+void WeightTally::Add(float value, uint64_t times) {
+  if (times == 0) return;
+  const double wide = static_cast<double>(value);
+  if (std::isnan(value)) {
+    nan += times;
+  } else if (std::isinf(value)) {
+    inf += times;
+  } else {
+    if (value == 0) zero += times;
+    min = std::min(min, wide);
+    max = std::max(max, wide);
+    sum_sq += wide * wide * static_cast<double>(times);
+  }
+}
+
 Weight::Weight(std::string name, std::string format, std::vector<int64_t> shape)
     : name_(std::move(name)), format_(std::move(format)), shape_(std::move(shape)) {
   if (!shape_.empty()) cols_ = shape_.back();
-  for (size_t i = 0; i + 1 < shape_.size(); ++i) rows_ *= shape_[i];  // bounded: the bytes are there
+  rows_ = ElementCount(shape_) == 0 ? 0 : ElementCount(shape_) / cols_;
 }
 
 const StoredPart* Weight::part(const char* role) const {
@@ -41,6 +71,7 @@ void Weight::Parts(int64_t row, WeightParts* parts) const {
   parts->code.resize(n);
   parts->zero.assign(n, 0);
   parts->scale.assign(n, 1);
+  parts->group.assign(n, 0);
   Decode(row, 1, parts->code.data());
 }
 
@@ -54,7 +85,13 @@ class PlainWeight final : public DecodedWeight<PlainWeight> {
   }
   template <class T>
   void Rows(int64_t first, int64_t count, T* out) const {
-    DecodeTo(tensor_.data, first * cols(), count * cols(), tensor_.dtype, out);
+    const int64_t n = count * cols();
+    if (tensor_.dtype != DType::kBF16) return DecodeTo(tensor_.data, first * cols(), n, tensor_.dtype, out);
+    // By far the most common type: a shift, which the compiler turns into vectors.
+    const std::byte* from = tensor_.data + 2 * first * cols();
+    for (int64_t i = 0; i < n; ++i) {
+      out[i] = static_cast<T>(std::bit_cast<float>(static_cast<uint32_t>(LoadAs<uint16_t>(from + 2 * i)) << 16));
+    }
   }
 
  private:
@@ -81,6 +118,12 @@ class RowView final : public DecodedWeight<RowView> {
       i += run;
     }
   }
+  uint64_t stored_bytes() const override {
+    return base_->rows() == 0
+               ? 0
+               : base_->stored_bytes() / static_cast<uint64_t>(base_->rows()) * static_cast<uint64_t>(rows());
+  }
+  bool is_view() const override { return true; }
   void Parts(int64_t row, WeightParts* parts) const override { base_->Parts(order_[static_cast<size_t>(row)], parts); }
 
  private:

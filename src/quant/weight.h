@@ -20,6 +20,16 @@ namespace assay {
 // What a row's elements are made of: value = (code - zero) * scale, each of them [cols].
 struct WeightParts {
   std::vector<double> code, zero, scale;
+  std::vector<int32_t> group;  // which scale of the row's block of rows
+};
+
+// Of all decoded float elements.
+struct WeightTally {
+  uint64_t nan = 0, inf = 0, zero = 0;
+  double min = 0, max = 0, sum_sq = 0;  // over finite elements; min > max: there is none
+
+  WeightTally();
+  void Add(float value, uint64_t times);
 };
 
 // A stored tensor that a weight is made of.
@@ -37,17 +47,23 @@ class Weight {
   const std::vector<int64_t>& shape() const { return shape_; }  // [..., cols]; leading axes are flattened to rows
   int64_t rows() const { return rows_; }
   int64_t cols() const { return cols_; }
-  // Elements (r, c) with equal r / block_rows and c / block_cols share a scale; 0: stored as plain numbers.
+  // Elements with equal row / block_rows and equal group (WeightParts), which is column / block_cols unless columns
+  // were reordered, share a scale; 0: stored as plain numbers.
   int64_t block_rows() const { return block_rows_; }
   int64_t block_cols() const { return block_cols_; }
   bool quantised() const { return block_cols_ > 0; }
   const std::vector<StoredPart>& stored() const { return stored_; }
   const StoredPart* part(const char* role) const;
-  uint64_t stored_bytes() const;
+  // Its share of the stored bytes.
+  virtual uint64_t stored_bytes() const;
+  // Some rows of a stored tensor, whose other rows are other weights.
+  virtual bool is_view() const { return false; }
 
   // Rows [first, first + count) to out[count * cols]; the range must lie in [0, rows()).
   virtual void Decode(int64_t first, int64_t count, float* out) const = 0;
   virtual void Decode(int64_t first, int64_t count, double* out) const = 0;
+  // Measures by counting codes under each scale instead of decoding; false: this format cannot, *tally is untouched.
+  virtual bool Tally(WeightTally*) const { return false; }
   // Slow; for explanations. Plain numbers are codes under scale 1.
   virtual void Parts(int64_t row, WeightParts* parts) const;
 
@@ -84,6 +100,8 @@ class DecodedWeight : public Weight {
   using Weight::Weight;
 };
 
+// Product of the shape; 0 as soon as one extent is 0, however large the others are said to be.
+int64_t ElementCount(const std::vector<int64_t>& shape);
 // "[2, 3]".
 std::string ShapeText(const std::vector<int64_t>& shape);
 // "FILE: tensor "NAME" at offset N: WHY", kBadInput.

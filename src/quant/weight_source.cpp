@@ -149,6 +149,19 @@ Result<std::shared_ptr<const WeightSource>> WeightSource::Open(const std::string
   return std::shared_ptr<const WeightSource>(std::move(source));
 }
 
+std::shared_ptr<const WeightSource> WeightSource::FromCheckpoint(std::shared_ptr<const Checkpoint> checkpoint,
+                                                                 const Json& config) {
+  std::shared_ptr<WeightSource> source(new WeightSource);
+  Impl& impl = *source->impl_;
+  impl.path = checkpoint->path();
+  impl.stored = checkpoint->tensors();
+  impl.checkpoint = std::move(checkpoint);
+  impl.config = config;
+  AssembleSafetensors(impl.stored, ReadQuantSettings(config), &impl.assembly);
+  impl.Finish();
+  return source;
+}
+
 Result<std::shared_ptr<const WeightSource>> WeightSource::FromGguf(const std::byte* data, uint64_t size_bytes,
                                                                    const std::string& file) {
   std::shared_ptr<WeightSource> source(new WeightSource);

@@ -28,6 +28,9 @@ class WeightSource {
   // path: a folder (safetensors, or else GGUF), a .safetensors or index file, or a .gguf file (the first of a split
   // model: its fellows are opened too). kBadInput, kEnvironment as the readers say.
   static Result<std::shared_ptr<const WeightSource>> Open(const std::string& path);
+  // Plain or quantised safetensors that are open already; config.json's content, or null.
+  static std::shared_ptr<const WeightSource> FromCheckpoint(std::shared_ptr<const Checkpoint> checkpoint,
+                                                            const Json& config);
   // A GGUF file in memory, for tests and fuzzing; bytes outlive the source.
   static Result<std::shared_ptr<const WeightSource>> FromGguf(const std::byte* data, uint64_t size_bytes,
                                                               const std::string& file);

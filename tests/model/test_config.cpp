@@ -190,7 +190,6 @@ TEST(Config, UnknownFamilyIsNamedWithTheKnownOnes) {
 TEST(Config, WhatIsNotImplementedIsRefusedByKey) {
   ExpectRefused(kLlama, {"hidden_act=gelu"}, "only silu");
   ExpectRefused(kLlama, {"mlp_bias=true"}, "\"mlp_bias\"");
-  ExpectRefused(kLlama, {"quantization_config={\"quant_method\":\"fp8\"}"}, "convert the checkpoint");
   ExpectRefused(kLlama, {"sliding_window=8"}, "llama has no sliding window");
   ExpectRefused(kLlama, {"partial_rotary_factor=0.5"}, "part rotation");
   ExpectRefused(kLlama, {"rope_interleave=true"}, "pairs channels the other way");
