@@ -118,6 +118,11 @@ TEST_F(JsonPage, Run) {
   const Output run = RunAssay({"run", "--json", "-", "--", "true"});
   ExpectDocumented(run.out, "assay.run/1");
 }
+TEST_F(JsonPage, Weights) {
+  const Output run = RunAssay({"weights", ASSAY_SOURCE_DIR "/models/kjv-mla-10m", "--trace", folder_ + "/a", "--json"});
+  EXPECT_EQ(run.exit_code, 0) << run.err;
+  ExpectDocumented(run.out, "assay.weights/1");
+}
 TEST_F(JsonPage, Sites) { ExpectDocumented(RunAssay({"sites", "--json"}).out, "assay.sites/1"); }
 TEST_F(JsonPage, Faults) { ExpectDocumented(RunAssay({"reference", "--list-faults", "--json"}).out, "assay.faults/1"); }
 TEST_F(JsonPage, Doctor) { ExpectDocumented(RunAssay({"doctor", "--json"}).out, "assay.doctor/1"); }

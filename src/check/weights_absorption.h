@@ -1,0 +1,17 @@
+// The absorbed forms of MLA against kv_b_proj, head by head: attn.W_UK_T and attn.W_UV are its rows in another order.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "check/weights_pieces.h"
+
+namespace assay {
+
+bool IsAbsorbed(std::string_view name);
+// Either order of the two inner axes is right where they differ; where they are equal, the axes recorded with the site
+// decide. Writes elements, note and the checkpoint's name to *check.
+void CheckAbsorption(const WeightSource& source, const WeightIndex& index, const MemoryTensor& tensor, double roundoff,
+                     MemoryCheck* check, std::vector<WeightFinding>* found);
+
+}  // namespace assay

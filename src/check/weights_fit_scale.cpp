@@ -1,0 +1,302 @@
+// Explanations by scales and zero points: which ones a wrong reader worked with, group by group.
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "check/weights_slab.h"
+#include "finding/finding.h"
+
+namespace assay {
+namespace {
+
+// One ratio a group: the scale that was used. NaN where no element of the group tells.
+struct UsedScales {
+  std::vector<double> right, used;
+};
+
+std::optional<UsedScales> FitGroups(const WeightSlab& s) {
+  const size_t n = static_cast<size_t>(s.n_groups);
+  const double unknown = std::nan("");
+  UsedScales out{std::vector<double>(n, unknown), std::vector<double>(n, unknown)};
+  // The largest element of a group carries its ratio; a ratio of sums would let small ones drown in rounding.
+  std::vector<double> top(n, 0), ratio(n, unknown);
+  for (size_t i = 0; i < s.actual.size(); ++i) {
+    const size_t g = static_cast<size_t>(s.group[i]);
+    out.right[g] = s.scale[i];
+    if (std::fabs(s.expect[i]) > top[g]) {
+      top[g] = std::fabs(s.expect[i]);
+      ratio[g] = s.actual[i] / s.expect[i];
+    }
+  }
+  for (int64_t i = 0; i < s.size(); ++i) {
+    const size_t at = static_cast<size_t>(i), g = static_cast<size_t>(s.group[at]);
+    if (top[g] == 0 ? s.actual[at] != 0 : !s.Predicts(i, ratio[g])) return std::nullopt;
+  }
+  for (size_t g = 0; g < n; ++g) out.used[g] = ratio[g] * out.right[g];
+  return out;
+}
+
+bool AllGroups(const UsedScales& u, double roundoff, const std::vector<double>& predicted) {
+  for (size_t g = 0; g < u.used.size(); ++g) {
+    if (!std::isnan(u.used[g]) && !NearlyEqual(u.used[g], predicted[g], roundoff)) return false;
+  }
+  return true;
+}
+
+// What a group gets when the grid is transposed and read in its old shape, or read by swizzled places.
+std::vector<double> Moved(const WeightSlab& s, const std::vector<double>& grid, bool swizzle) {
+  std::vector<double> out(grid.size(), std::nan(""));
+  const int64_t m = s.grid_rows, k = s.grid_cols;
+  for (int64_t i = 0; i < m; ++i) {
+    for (int64_t j = 0; j < k; ++j) {
+      const int64_t flat = i * k + j;
+      int64_t from = flat % m * k + flat / m;
+      if (swizzle) {
+        from = (i / 128 * ((k + 3) / 4) + j / 4) * 512 + i % 32 * 16 + i % 128 / 32 * 4 + j % 4;
+        if (from >= m * k) continue;  // the padding of the last tile: whatever lies behind
+      }
+      out[static_cast<size_t>(flat)] = grid[static_cast<size_t>(from)];
+    }
+  }
+  return out;
+}
+
+// As AllGroups, but groups that the prediction leaves open are free, if few.
+bool MostGroups(const UsedScales& u, double roundoff, const std::vector<double>& predicted) {
+  size_t open = 0;
+  for (size_t g = 0; g < u.used.size(); ++g) {
+    if (std::isnan(u.used[g])) continue;
+    if (std::isnan(predicted[g])) {
+      ++open;
+    } else if (!NearlyEqual(u.used[g], predicted[g], roundoff)) {
+      return false;
+    }
+  }
+  return open * 8 <= u.used.size() * 7;
+}
+
+// The bytes of float scales read as exponents. Any byte explains a power of two now and then, so all groups must have
+// theirs at one place: a byte a group from the start, or byte `way` of each scale.
+bool FromBytes(const WeightSlab& s, const UsedScales& u) {
+  const StoredPart* part = s.weight == nullptr ? nullptr : s.weight->part("scale");
+  if (part == nullptr || BitsOf(part->tensor->dtype) < 16) return false;
+  const int width = BitsOf(part->tensor->dtype) / 8;
+  for (int way = -1; way < width; ++way) {
+    bool fits = true;
+    for (size_t g = 0; g < u.used.size() && fits; ++g) {
+      if (std::isnan(u.used[g])) continue;
+      const size_t at = way < 0 ? g : g * static_cast<size_t>(width) + static_cast<size_t>(way);
+      if (at >= part->tensor->size_bytes) {
+        fits = false;
+        break;
+      }
+      const int byte = std::to_integer<int>(part->tensor->data[at]);
+      // Codes under the smallest exponents are subnormal floats and have lost digits; the largest do not fit a float
+      // and were clipped by the loader.
+      const double slack = byte < 24 ? 0.25 : std::max(8 * s.roundoff, 0x1p-20);
+      fits = std::fabs(u.used[g] / std::ldexp(1.0, byte - 127) - 1) <= slack || (byte > 230 && u.used[g] > 0x1p100);
+    }
+    if (fits) return true;
+  }
+  return false;
+}
+
+std::string RatioRange(const UsedScales& u) {
+  double low = INFINITY, high = -INFINITY;
+  int64_t off = 0, told = 0;
+  for (size_t g = 0; g < u.used.size(); ++g) {
+    if (std::isnan(u.used[g])) continue;
+    const double ratio = u.used[g] / u.right[g];
+    low = std::min(low, ratio);
+    high = std::max(high, ratio);
+    ++told;
+    off += std::fabs(ratio - 1) > 1e-5 ? 1 : 0;
+  }
+  return "scale used / expected " + NumberText(low) + " to " + NumberText(high) + ", one ratio in each group; " +
+         NumberText(off) + " of " + NumberText(told) + " groups are off";
+}
+
+// Every used scale is a scale of the tensor, and as often as there.
+bool SameMultiset(const UsedScales& u, double roundoff) {
+  std::vector<double> right, used;
+  for (size_t g = 0; g < u.used.size(); ++g) {
+    if (std::isnan(u.used[g])) return false;
+    right.push_back(u.right[g]);
+    used.push_back(u.used[g]);
+  }
+  std::sort(right.begin(), right.end());
+  std::sort(used.begin(), used.end());
+  for (size_t g = 0; g < used.size(); ++g) {
+    if (!NearlyEqual(right[g], used[g], roundoff)) return false;
+  }
+  return true;
+}
+
+// Used scales are nearly all scales of the tensor, where these are distinct enough for that to be no chance.
+bool MostlyElsewhere(const UsedScales& u, double roundoff) {
+  std::vector<double> right, used;
+  for (const double r : u.right) {
+    if (!std::isnan(r)) right.push_back(r);
+  }
+  std::sort(right.begin(), right.end());
+  right.erase(std::unique(right.begin(), right.end()), right.end());
+  if (right.size() * 4 < u.used.size() || right.size() < 4) return false;
+  size_t members = 0;
+  for (const double x : u.used) {
+    if (std::isnan(x)) continue;
+    used.push_back(x);
+    const auto at = std::lower_bound(right.begin(), right.end(), x * (1 - 8 * roundoff));
+    members += at != right.end() && NearlyEqual(*at, x, roundoff) ? 1 : 0;
+  }
+  const size_t told = used.size();
+  std::sort(used.begin(), used.end());
+  used.erase(std::unique(used.begin(), used.end()), used.end());
+  return members * 10 >= told * 9 && used.size() * 4 >= right.size();
+}
+
+// The one factor of the groups that are off, when it is one.
+Constant OneFactor(const UsedScales& u) {
+  std::map<int64_t, int64_t> ratios;
+  for (size_t g = 0; g < u.used.size(); ++g) {
+    if (!std::isnan(u.used[g])) ++ratios[std::llround(u.used[g] / u.right[g] * 1e5)];
+  }
+  ratios.erase(100000);
+  if (ratios.size() != 1) return {};
+  return Constant{static_cast<double>(ratios.begin()->first) * 1e-5, "scale used / expected, where it is off"};
+}
+
+}  // namespace
+
+MaybeExplained FitOneRatio(const WeightSlab& s) {
+  double top = 0, ratio = 0;
+  for (size_t i = 0; i < s.actual.size(); ++i) {
+    if (std::fabs(s.expect[i]) > top) {
+      top = std::fabs(s.expect[i]);
+      ratio = s.actual[i] / s.expect[i];
+    }
+  }
+  if (top == 0 || ratio == 0 || !std::isfinite(ratio)) return std::nullopt;
+  for (int64_t i = 0; i < s.size(); ++i) {
+    if (!s.Predicts(i, ratio)) return std::nullopt;
+  }
+  std::vector<std::string> evidence = {"all " + NumberText(s.size()) + " elements are " + NumberText(ratio) +
+                                       " times the expected ones"};
+  if (s.global_scale != 0) {
+    const double g = s.global_scale, squared = s.global_divides ? g * g : 1 / (g * g);
+    if (std::fabs(ratio / squared - 1) < 1e-4) {
+      evidence.push_back(
+          "the global scale " + NumberText(g) +
+          (s.global_divides ? " was multiplied by where it divides" : " was divided by where it multiplies"));
+    } else {
+      evidence.push_back("global scale " + NumberText(g) + " in the checkpoint, " +
+                         NumberText(s.global_divides ? g / ratio : g * ratio) + " used");
+    }
+  }
+  return Explained(s.quantised ? fault_class::kQScale : fault_class::kScale, Constant{ratio, "weight used / expected"},
+                   std::move(evidence));
+}
+
+MaybeExplained FitScales(const WeightSlab& s) {
+  if (!s.quantised || s.n_groups < 2) return std::nullopt;
+  const std::optional<UsedScales> u = FitGroups(s);
+  if (!u) return std::nullopt;
+  std::vector<double> up(u->right.size()), down(up), nearest(up), inverse(up);
+  for (size_t g = 0; g < up.size(); ++g) {
+    const double exponent = std::log2(u->right[g]);
+    up[g] = std::exp2(std::ceil(exponent));
+    down[g] = std::exp2(std::floor(exponent));
+    nearest[g] = std::exp2(std::nearbyint(exponent));
+    inverse[g] = 1 / u->right[g];
+  }
+  const std::string range = RatioRange(*u);
+  const auto fits = [&](const std::vector<double>& predicted) { return AllGroups(*u, s.roundoff, predicted); };
+  const auto layout = [&](const char* what) { return Explained(fault_class::kQLayout, {}, {what, range}); };
+  const auto scale = [&](const char* what) { return Explained(fault_class::kQScale, {}, {what, range}); };
+  // Layout first: scales that are powers of two already would fit any rounding.
+  if (s.grid_rows > 1 && s.grid_cols > 1) {
+    if (fits(Moved(s, u->right, false))) return layout("the grid of scales is transposed");
+    if (MostGroups(*u, s.roundoff, Moved(s, u->right, true))) {
+      return layout("scales were read as swizzled in tiles of 128 x 4, they lie in rows");
+    }
+  }
+  if (SameMultiset(*u, s.roundoff)) return layout("the scales used are those of the checkpoint in another order");
+  if (fits(up)) return scale("scales were rounded up to a power of two, the codes were not requantised");
+  if (fits(down)) return scale("the mantissa of the scales was cut off: rounded down to a power of two");
+  if (fits(nearest)) return scale("scales were rounded to the nearest power of two");
+  if (FromBytes(s, *u)) return scale("the bytes of the float scales were read as exponents");
+  if (fits(inverse)) return scale("the reciprocal of each scale was used");
+  if (MostlyElsewhere(*u, s.roundoff)) return layout("the scales used are scales of other groups");
+  return Explained(fault_class::kQScale, OneFactor(*u), {"each group is scaled by a factor of its own", range}, 0.85);
+}
+
+MaybeExplained FitZero(const WeightSlab& s) {
+  if (!s.quantised) return std::nullopt;
+  const size_t n = static_cast<size_t>(s.n_groups);
+  std::vector<double> shift(n, std::nan("")), zero(n, 0);  // in scales of the group
+  for (size_t i = 0; i < s.actual.size(); ++i) {
+    const size_t g = static_cast<size_t>(s.group[i]);
+    if (s.scale[i] == 0) continue;
+    const double steps = (s.actual[i] - s.expect[i]) / s.scale[i];
+    if (std::isnan(shift[g])) shift[g] = steps, zero[g] = s.zero[i];
+    const double size = std::fabs(s.code[i]) + std::fabs(s.zero[i]) + std::fabs(shift[g]) + 1;
+    if (!(std::fabs(steps - shift[g]) <= 16 * s.roundoff * size)) return std::nullopt;
+  }
+  std::map<int64_t, int64_t> counts;  // of whole steps
+  int64_t off = 0, told = 0;
+  bool whole = true, dropped = true, zeros_alone = true;
+  for (size_t g = 0; g < n; ++g) {
+    if (std::isnan(shift[g])) continue;
+    ++told;
+    const double nearest = std::nearbyint(shift[g]);
+    if (std::fabs(shift[g]) <= 64 * s.roundoff * (1 + std::fabs(zero[g]))) {
+      zeros_alone = zeros_alone && zero[g] != 0;
+      continue;
+    }
+    ++off;
+    whole = whole && nearest != 0 && std::fabs(shift[g] - nearest) < 0.1;
+    dropped = dropped && std::fabs(shift[g] - zero[g]) <= 0.01 * std::fabs(zero[g]);
+    zeros_alone = zeros_alone && zero[g] == 0;
+    ++counts[std::llround(shift[g])];
+  }
+  if (off == 0) return std::nullopt;
+  std::vector<std::string> evidence = {NumberText(off) + " of " + NumberText(told) +
+                                       " groups are shifted, each by a constant number of its scales"};
+  if (whole && counts.size() == 1) {
+    const int64_t steps = counts.begin()->first;
+    evidence.push_back("every weight in them is off by " + NumberText(steps) + " scales");
+    if (zeros_alone) evidence.emplace_back("they are the groups whose zero point is 0: it wrapped");
+    return Explained(fault_class::kQZero, Constant{static_cast<double>(steps), "error in scales of the group"},
+                     std::move(evidence));
+  }
+  if (dropped) {
+    evidence.emplace_back("the zero point (minimum) was left out");
+    return Explained(fault_class::kQZero, {}, std::move(evidence));
+  }
+  if (!whole) return std::nullopt;
+  const auto most =
+      std::max_element(counts.begin(), counts.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+  return Explained(fault_class::kQZero,
+                   Constant{static_cast<double>(most->first), "error in scales of the group, most frequent"},
+                   std::move(evidence), 0.8);
+}
+
+MaybeExplained FitIgnoredGroupOrder(const WeightSlab& s) {
+  if (s.weight == nullptr || s.weight->part("g_idx") == nullptr || s.rows == 0) return std::nullopt;
+  const int64_t groups = s.n_groups / s.rows, size = groups > 0 ? (s.cols + groups - 1) / groups : 0;
+  if (size <= 0) return std::nullopt;
+  std::vector<double> scale(static_cast<size_t>(s.n_groups), 0), zero(scale);
+  for (size_t i = 0; i < s.scale.size(); ++i) {
+    scale[static_cast<size_t>(s.group[i])] = s.scale[i];
+    zero[static_cast<size_t>(s.group[i])] = s.zero[i];
+  }
+  for (int64_t i = 0; i < s.size(); ++i) {
+    const size_t at = static_cast<size_t>(i), g = static_cast<size_t>(i / s.cols * groups + i % s.cols / size);
+    const double predicted = (s.code[at] - zero[g]) * scale[g];
+    const double room = 8 * s.roundoff * (std::fabs(predicted) + std::fabs(zero[g] * scale[g]));
+    if (!(std::fabs(s.actual[at] - predicted) <= room)) return std::nullopt;
+  }
+  return Explained(fault_class::kQLayout, {},
+                   {"g_idx was ignored: each column took the scale of its place, not of its group"});
+}
+
+}  // namespace assay

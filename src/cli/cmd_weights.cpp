@@ -1,0 +1,67 @@
+// assay weights: audits a checkpoint, and the weights that an engine has in memory against it.
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include "check/weights_audit.h"
+#include "cli/commands.h"
+#include "cli/exit_codes.h"
+#include "quant/export.h"
+#include "quant/weight_source.h"
+#include "report/weights_report.h"
+#include "trace/reader.h"
+
+namespace assay::cli {
+namespace {
+
+struct Options {
+  std::string checkpoint, trace, decode, only;
+  int threads = 0;
+  bool json = false, all = false;
+};
+
+Status Weights(const Options& options, int* exit_code) {
+  ASSAY_ASSIGN_OR_RETURN(const auto source, WeightSource::Open(options.checkpoint));
+  if (!options.decode.empty()) {
+    constexpr uint64_t kLimit = uint64_t{64} << 30;
+    ASSAY_RETURN_IF_ERROR(ExportDecoded(*source, options.only, kLimit, options.decode));
+  }
+  std::unique_ptr<Trace> trace;
+  if (!options.trace.empty()) {
+    ASSAY_ASSIGN_OR_RETURN(trace, Trace::Open(options.trace));
+  }
+  WeightsOptions audit;
+  audit.only = options.only;
+  audit.threads = options.threads;
+  ASSAY_ASSIGN_OR_RETURN(const WeightsResult result, AuditWeights(*source, trace.get(), audit));
+  const std::string text = options.json ? WriteJson(WeightsJson(result, options.checkpoint, options.trace)) + "\n"
+                                        : WeightsText(result, options.all);
+  std::fputs(text.c_str(), stdout);
+  *exit_code = result.findings.empty() ? kExitOk : kExitDifference;
+  return {};
+}
+
+}  // namespace
+
+void AddWeightsCommand(CLI::App& app, int* exit_code) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand("weights", "Audit a checkpoint, and the weights in memory against it");
+  command->add_option("CHECKPOINT", options->checkpoint, "Folder with safetensors, or a GGUF file")->required();
+  command->add_option("--trace", options->trace, "Trace with the weights in memory, phase load, level payload");
+  command->add_option("--only", options->only, "Glob over checkpoint names: leave out the others");
+  command->add_option("--decode", options->decode,
+                      "Also write the decoded weights to this safetensors file, as float32");
+  command->add_flag("--all", options->all, "A line for every weight, not only one for every format");
+  command->add_option("--threads", options->threads, "Threads; 0: all cores")->check(CLI::NonNegativeNumber);
+  command->add_flag("--json", options->json, "JSON on stdout, schema assay.weights/1");
+  command->footer(
+      "Examples:\n"
+      "  assay weights models/kjv-mla-10m\n"
+      "  assay weights GLM-5-NVFP4 --trace run1 --json");
+  command->callback([options, exit_code] {
+    const Status status = Weights(*options, exit_code);
+    if (!status.ok()) *exit_code = Fail("weights", status);
+  });
+}
+
+}  // namespace assay::cli
