@@ -66,14 +66,19 @@ std::string CheckWholeNumber(const std::string& text) {
 // be taken for "not given".
 std::string CheckNotEmpty(const std::string& text) { return text.empty() ? "the value is empty" : ""; }
 
+// "INT" and "INT:NONNEGATIVE" are INT, "INTERVALS" is not.
+bool IsType(const std::string& type_name, const std::string& type) {
+  return type_name == type || type_name.rfind(type + ":", 0) == 0 || type_name.rfind(type + " ", 0) == 0;
+}
+
 // What holds for every option of every command.
 void CheckValues(CLI::App* command) {
   for (CLI::Option* option : command->get_options()) {
     if (option->get_type_size() == 0) continue;  // a flag
     const std::string type = option->get_type_name();
-    if (type.rfind("INT", 0) == 0) {
+    if (IsType(type, "INT")) {
       option->check(CLI::Validator(CheckWholeNumber<int64_t>, ""));
-    } else if (type.rfind("UINT", 0) == 0) {
+    } else if (IsType(type, "UINT")) {
       option->check(CLI::Validator(CheckWholeNumber<uint64_t>, ""));
     } else if (!option->get_positional()) {
       option->check(CLI::Validator(CheckNotEmpty, ""));

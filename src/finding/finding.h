@@ -50,10 +50,10 @@ struct FirstBad {
   std::vector<std::pair<int64_t, int64_t>> positions;  // inclusive ranges
   std::vector<int32_t> heads;                          // global head numbers; empty: all or not known
   std::vector<int32_t> ranks;
-  std::string cls;       // one of fault_class
-  std::string constant;  // fitted constant with its meaning, or empty
+  std::string cls;                                                   // one of fault_class
+  std::string constant;                                              // fitted constant with its meaning, or empty
   double constant_value = std::numeric_limits<double>::quiet_NaN();  // the number itself; NaN: none
-  double measured = 0;   // relative L2 difference, or what bound_basis says
+  double measured = 0;                                               // relative L2 difference, or what bound_basis says
   double bound = 0;
   std::string bound_basis;  // where the bound comes from, in words with numbers
   std::string method;       // "diff: sketches", "diff: payloads", "check: nonfinite" …

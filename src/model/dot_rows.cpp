@@ -78,7 +78,7 @@ __attribute__((target("avx512f,avx2,fma"))) void Avx512Block(const float* x, con
     }
   }
   for (; i < k; i += 16) {  // tail: lanes beyond k are not read and count as zero
-    const __mmask16 mask = k - i >= 16 ? 0xffff : static_cast<__mmask16>((1u << (k - i)) - 1);
+    const auto mask = static_cast<__mmask16>(k - i >= 16 ? 0xffffu : (1u << (k - i)) - 1);
     const __m512 x0 = _mm512_maskz_loadu_ps(mask, x + i);
     for (int r = 0; r < kRows; ++r) even[r] = _mm512_fmadd_ps(x0, _mm512_maskz_loadu_ps(mask, w[r] + i), even[r]);
   }
