@@ -17,7 +17,7 @@ build:  ## build/assay and build/libassay.so
 demo: build  ## the story: garbage beside sense, six healthy figures, and the first wrong tensor
 	@$(BUILD)/assay demo
 
-test:  ## everything that is checked: C++ and Python tests, corpus replay, sanitizers (25 minutes on 2 cores)
+test:  ## everything that is checked: C++ and Python tests, corpus replay, sanitizers (17 minutes on 2 cores, compiler cache warm)
 	@scripts/test.sh
 
 bench:  ## speed against baselines of the same run, into build/bench.json
