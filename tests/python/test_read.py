@@ -1,6 +1,7 @@
 """Reading traces: events, the Arrow table in the real consumers, and the comparison."""
 
 import gc
+import struct
 
 import assay
 import duckdb
@@ -82,17 +83,39 @@ def test_duckdb_queries_the_trace(recorded):
     assert got == [("layers.0.mlp.down.weight", 3, 0), ("layers.0.out", 6, 12)]
 
 
-def test_missing_and_damaged_traces(tmp_path, recorded):
+def event_records(data):
+    """(offset, size) of each committed event record of a trace file, by the frame in docs/trace-format.md."""
+    header_bytes, committed, event_kind = 4096, 0x9E57A55A, 3
+    found, at = [], header_bytes
+    while at + 16 <= len(data):
+        tag, size, _, kind = struct.unpack_from("<IIIH", data, at)
+        if tag != committed:
+            at += 8
+            continue
+        if kind == event_kind:
+            found.append((at, size))
+        at += size
+    return found
+
+
+def test_missing_trace_is_bad_input(tmp_path):
     with pytest.raises(assay.BadInputError):
         assay.open(tmp_path / "nothing")
+
+
+def test_damaged_event_is_lost_alone_and_named(recorded):
+    before = [(e.site, e.step) for e in assay.open(recorded)]
     file = next(recorded.glob("*.assay"))
     data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 0xFF
+    records = event_records(data)
+    assert len(records) == len(before) == 6
+    offset, size = records[3]
+    data[offset + size // 2] ^= 0xFF
     file.write_bytes(data)
     events = assay.open(recorded)
-    assert events.damages and not events.damages[0].benign
-    assert events.damages[0].file.endswith(file.name)
-    assert len(events) < 6
+    assert [(e.site, e.step) for e in events] == before[:3] + before[4:]
+    (damage,) = [d for d in events.damages if not d.benign]
+    assert damage.file.endswith(file.name) and damage.offset == offset
 
 
 def test_payload_is_read_only_and_keeps_its_trace(trace_dir):
