@@ -9,6 +9,7 @@
 
 #include "cli/run_program.h"
 #include "io/json.h"
+#include "trace/trace_bytes.h"
 
 namespace assay::testing {
 namespace {
@@ -196,18 +197,23 @@ TEST_F(ReferenceCommand, DamagedTraceIsComparedButNeverCalledFine) {
   for (const auto& entry : std::filesystem::directory_iterator(Folder("b"))) {
     if (entry.path().extension() == ".assay") file = entry.path();
   }
-  {
-    std::fstream bytes(file, std::ios::in | std::ios::out | std::ios::binary);
-    bytes.seekp(static_cast<std::streamoff>(std::filesystem::file_size(file) / 2));
-    bytes.write("\xff\xff\xff\xff", 4);
+  Bytes bytes = ReadBytes(file);
+  std::vector<RecordSpan> events;
+  for (const RecordSpan& record : RecordsOf(bytes)) {
+    if (record.kind == format::kKindEvent) events.push_back(record);
   }
+  ASSERT_GT(events.size(), 100u);
+  const RecordSpan& victim = events[events.size() / 2];
+  bytes[victim.offset + victim.size_bytes / 2] ^= 0xff;
+  WriteBytes(file, bytes);
   const Output run = RunAssay({"diff", Folder("a"), Folder("b"), "--json"});
   EXPECT_EQ(run.exit_code, 3);
   EXPECT_NE(run.err.find("damaged"), std::string::npos) << run.err;
   const Result<Json> json = ParseJson(run.out, "stdout");
   ASSERT_TRUE(json.ok());
   EXPECT_EQ((*json)["verdict"], "same");
-  EXPECT_NE((*json)["coverage"]["notes"].dump().find(" at byte "), std::string::npos);
+  const std::string place = " at byte " + std::to_string(victim.offset);
+  EXPECT_NE((*json)["coverage"]["notes"].dump().find(place), std::string::npos) << (*json)["coverage"]["notes"];
 }
 
 TEST_F(ReferenceCommand, ChoicesBehindAFaultAreNoNearTies) {
