@@ -54,9 +54,9 @@ constexpr Isa kIsas[] = {Isa::kPortable, Isa::kAvx2, Isa::kAvx512};
 Check CheckForcedIsa(const Report& report) {
   Check check{"kernels", true, fmt::format("{} in use", NameOf(report.isa_active)), ""};
   const char* forced = std::getenv("ASSAY_ISA");
-  if (forced != nullptr && *forced != '\0' && std::string(forced) != NameOf(report.isa_active)) {
+  if (const Status status = CheckIsaName(forced == nullptr ? "" : forced); !status.ok()) {
     check.ok = false;
-    check.detail = fmt::format("ASSAY_ISA={} is not usable here; {} is used", forced, NameOf(report.isa_active));
+    check.detail = fmt::format("{}; {} is used", status.message(), NameOf(report.isa_active));
     check.advice = "set ASSAY_ISA to one of the usable instruction sets, or unset it";
   }
   return check;

@@ -3,6 +3,7 @@
 #include <charconv>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <limits>
 #include <memory>
@@ -13,6 +14,7 @@
 #include "base/version.h"
 #include "cli/commands.h"
 #include "cli/exit_codes.h"
+#include "stats/measure.h"
 
 namespace assay::cli {
 
@@ -86,6 +88,13 @@ void CheckValues(CLI::App* command) {
   }
 }
 
+// A forced instruction set that does not exist would be another one in silence.
+void CheckInstructionSet() {
+  const char* forced = std::getenv("ASSAY_ISA");
+  const Status status = CheckIsaName(forced == nullptr ? "" : forced);
+  if (!status.ok()) throw CLI::ValidationError(status.message());
+}
+
 int Run(int argc, char** argv) {
   CLI::App app{"assay finds the first wrong tensor in a running LLM.", "assay"};
   app.formatter(std::make_shared<HelpFormatter>());  // before the commands, which take it over
@@ -97,6 +106,8 @@ int Run(int argc, char** argv) {
     const std::string own = command->get_footer();
     command->footer(own.empty() ? kFooter : own + "\n\n" + kFooter);
     CheckValues(command);
+    // doctor reports it among the rest.
+    if (command->get_name() != "doctor") command->parse_complete_callback(CheckInstructionSet);
   }
   try {
     app.parse(argc, argv);

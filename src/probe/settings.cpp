@@ -9,6 +9,8 @@
 #include <climits>
 #include <limits>
 
+#include "stats/measure.h"
+
 extern char** environ;
 
 namespace assay {
@@ -40,7 +42,7 @@ constexpr SettingHelp kSettings[] = {
     {"ASSAY_STRICT", "on|off", "off", "At close, a pattern that matched no site and a dropped event are errors."},
 };
 
-// Read by other parts of assay: known names, not settings of a recording.
+// Read by other parts of assay, from the environment alone: known names, not settings of a recording.
 constexpr std::string_view kOtherNames[] = {"ASSAY_ISA", "ASSAY_LIBRARY", "ASSAY_TEST_STAGES"};
 
 constexpr ProfileHelp kProfiles[] = {
@@ -455,6 +457,7 @@ Result<Settings> ParseSettings(std::span<const std::string> assignments, bool ov
       const std::string_view name = text.substr(0, equals);
       if (equals == std::string_view::npos || (name != "ASSAY" && name.substr(0, 6) != "ASSAY_")) continue;
       ASSAY_RETURN_IF_ERROR(CheckName(name));
+      if (name == "ASSAY_ISA") ASSAY_RETURN_IF_ERROR(CheckIsaName(text.substr(equals + 1)));
       values.emplace_back(name, text.substr(equals + 1));
     }
   }
@@ -465,6 +468,9 @@ Result<Settings> ParseSettings(std::span<const std::string> assignments, bool ov
     }
     const std::string_view name = std::string_view(text).substr(0, equals);
     ASSAY_RETURN_IF_ERROR(CheckName(name));
+    if (!IsSetting(name)) {
+      return Status::Usage(std::string(name) + " is read from the environment alone; set it there");
+    }
     values.emplace_back(name, std::string_view(text).substr(equals + 1));
   }
   return ParseSettings([&](std::string_view name) -> std::optional<std::string> {

@@ -72,7 +72,8 @@ struct Settings {
 Result<Settings> ParseSettings(const std::function<std::optional<std::string>(std::string_view)>& lookup);
 
 // assignments: "ASSAY_LEVEL=payload", later ones win. over_environment: what they do not set comes from the process's
-// environment. kUsage also for an unknown ASSAY_* name, in the list or in the environment, with the nearest known one.
+// environment. kUsage also for an unknown ASSAY_* name, in the list or in the environment, with the nearest known one,
+// and for an ASSAY_ISA in the environment that this machine does not have.
 Result<Settings> ParseSettings(std::span<const std::string> assignments, bool over_environment);
 Result<Settings> SettingsFromEnvironment();
 

@@ -1,6 +1,7 @@
 // Which instruction sets this build and this machine have.
 #include <cstdlib>
 #include <cstring>
+#include <string>
 
 #include "stats/measure.h"
 
@@ -12,7 +13,7 @@ Isa Resolve() {
   for (Isa isa : {Isa::kAvx512, Isa::kAvx2, Isa::kPortable}) {
     if (wanted != nullptr && std::strcmp(wanted, NameOf(isa)) == 0 && IsaUsable(isa)) return isa;
   }
-  // Unset, unknown or not usable here: the best there is. `assay doctor` shows which one that was.
+  // Unset, unknown or not usable here: the best there is. CheckIsaName says so to those who can be told.
   for (Isa isa : {Isa::kAvx512, Isa::kAvx2}) {
     if (IsaUsable(isa)) return isa;
   }
@@ -60,6 +61,18 @@ const char* NameOf(Isa isa) {
       return "avx512";
   }
   return "unknown";
+}
+
+Status CheckIsaName(std::string_view text) {
+  if (text.empty()) return {};
+  std::string usable;
+  for (Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512}) {
+    if (!IsaUsable(isa)) continue;
+    if (text == NameOf(isa)) return {};
+    usable += (usable.empty() ? "" : ", ") + std::string(NameOf(isa));
+  }
+  return Status::Usage("ASSAY_ISA=" + std::string(text.substr(0, 80)) +
+                       " is no instruction set of this build and machine; usable here: " + usable);
 }
 
 }  // namespace assay

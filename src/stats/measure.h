@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "base/status.h"
@@ -55,5 +56,8 @@ Status Measure(const TensorView& view, const LogicalLayout& layout, const Measur
 Isa ActiveIsa();
 bool IsaUsable(Isa isa);
 const char* NameOf(Isa isa);
+// kUsage unless text, a value of ASSAY_ISA, is empty or names an instruction set that is usable here. Measure itself
+// takes the best there is in place of a wrong one: it has nobody to tell.
+Status CheckIsaName(std::string_view text);
 
 }  // namespace assay

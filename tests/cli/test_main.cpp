@@ -37,6 +37,18 @@ TEST_P(CommandHelp, HasExamplesExitCodesAndEnvironment) {
   }
 }
 
+// doctor reports it (test_doctor.cpp); every other command would run on another instruction set in silence.
+TEST_P(CommandHelp, UnknownInstructionSetIsAUsageError) {
+  if (GetParam() == "doctor") return;
+  const std::vector<std::string> some = {GetParam(), "x", "y"};
+  const size_t positionals = GetParam() == "diff" ? 3 : GetParam() == "demo" || GetParam() == "sites" ? 1 : 2;
+  const Output run = RunAssay({some.begin(), some.begin() + static_cast<ptrdiff_t>(positionals)}, {"ASSAY_ISA=avx3"});
+  EXPECT_EQ(run.exit_code, 2);
+  EXPECT_EQ(run.out, "");
+  EXPECT_NE(run.err.find("ASSAY_ISA=avx3"), std::string::npos) << run.err;
+  EXPECT_EQ(RunAssay({GetParam(), "--help"}, {"ASSAY_ISA=avx3"}).exit_code, 0);
+}
+
 TEST_P(CommandHelp, UnknownOptionIsAUsageError) {
   const Output run = RunAssay({GetParam(), "--no-such-option"});
   EXPECT_EQ(run.exit_code, 2);

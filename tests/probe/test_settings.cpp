@@ -133,6 +133,17 @@ TEST(Settings, EnvironmentIsOverriddenByAssignmentsAndCheckedForUnknownNames) {
   for (const char* name : {"ASSAY", "ASSAY_LEVEL", "ASSAY_LEVELS", "ASSAY_ISA"}) unsetenv(name);
 }
 
+TEST(Settings, InstructionSetThatIsNotThereIsRefused) {
+  setenv("ASSAY_ISA", "avx3", 1);
+  const Result<Settings> refused = SettingsFromEnvironment();
+  unsetenv("ASSAY_ISA");
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.status().code(), Code::kUsage);
+  EXPECT_EQ(refused.status().message().find("ASSAY_ISA=avx3 is no instruction set"), 0u) << refused.status().message();
+  EXPECT_NE(refused.status().message().find("portable"), std::string::npos);
+  EXPECT_EQ(ErrorOf("ASSAY_ISA=portable"), "ASSAY_ISA is read from the environment alone; set it there");
+}
+
 TEST(Settings, FormattedSettingsParseToThemselves) {
   for (const std::vector<std::string>& given : std::vector<std::vector<std::string>>{
            {},
