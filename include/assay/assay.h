@@ -180,7 +180,7 @@ typedef struct assay_event {
   uint32_t reserved;      /* 0 */
   uint64_t base_address;  /* identity of the storage, for aliasing; 0: data */
   /* Whose rows: runs, or one request and position for each row. Neither: rows of no known request, from position 0.
-   * Rows in no run are not measured. */
+   * Rows in no run are not measured; rows without a row axis are an error. */
   const assay_row_run* runs;
   uint64_t n_runs;
   const uint64_t* row_requests; /* n_rows keys; NULL: 0 for all */

@@ -90,20 +90,18 @@ def _printable(text: str) -> bytes:
     return text.encode(errors="backslashreplace").replace(b"\0", b"\\0")
 
 
-def _check_range(field: str, value: Any, low: int, bits: int) -> None:
-    """ctypes takes a number that does not fit modulo 2^bits."""
+def _check_width(field: str, value: Any, low: int, bits: int) -> None:
+    """ctypes cuts a number that its C field does not hold; what the number may mean is checked in C."""
     if not low <= index(value) < 1 << bits:
-        raise UsageError(f"{field}={value!r}; expected {low} to 2^{bits} - 1")
+        raise UsageError(f"{field}={value!r} does not fit; expected {low} to 2^{bits} - 1")
 
 
 def _read_runs(runs: Sequence[Run | tuple[int, ...]]) -> list[Run]:
     read = [Run(*run) for run in runs]
-    for run in read:
-        if not -(1 << 63) <= index(run.request) < 1 << 64:
-            raise UsageError(f"{run}: the request does not fit into 64 bits")
-        for number in (run.first_row, run.n_rows, run.first_position):
-            if not 0 <= index(number) < 1 << 63:
-                raise UsageError(f"{run}: rows and positions are 0 or above and fit into 63 bits")
+    for number, run in enumerate(read):
+        _check_width(f"runs[{number}].request", run.request, -(1 << 63), 64)
+        for field in ("first_row", "n_rows", "first_position"):
+            _check_width(f"runs[{number}].{field}", getattr(run, field), -(1 << 63), 63)
     return read
 
 
@@ -257,32 +255,32 @@ class Trace:
             if dtype is not None:
                 event.dtype = _reinterpreted(where.dtype, dtype)
             if step is not None:
-                _check_range("step", step, -1, 63)
+                _check_width("step", step, -(1 << 63), 63)
                 event.step = step
             if rank is not None:
-                _check_range("rank", rank, -1, 31)
+                _check_width("rank", rank, -(1 << 31), 31)
                 event.rank = rank
             if phase:
                 event.phase = phase_number(phase)
             if flags:
-                _check_range("flags", flags, 0, 32)
+                _check_width("flags", flags, 0, 32)
                 event.flags = flags
             if stream:
-                _check_range("stream", stream, 0, 64)
+                _check_width("stream", stream, 0, 64)
                 event.stream = stream
             if compute_dtype is not None:
                 event.compute_dtype = dtype_number(compute_dtype)
             if row_axis is not None:
-                _check_range("row_axis", row_axis, -1, 31)
+                _check_width("row_axis", row_axis, -(1 << 31), 31)
                 event.row_axis = row_axis
             if head_axis is not None:
-                _check_range("head_axis", head_axis, -1, 31)
+                _check_width("head_axis", head_axis, -(1 << 31), 31)
                 event.head_axis = head_axis
             if shard_count != 1 or shard_full_cols or shard_col_offset:
-                _check_range("shard_index", shard_index, 0, 31)
-                _check_range("shard_count", shard_count, 1, 31)
-                _check_range("shard_col_offset", shard_col_offset, 0, 63)
-                _check_range("shard_full_cols", shard_full_cols, 0, 63)
+                _check_width("shard_index", shard_index, -(1 << 31), 31)
+                _check_width("shard_count", shard_count, -(1 << 31), 31)
+                _check_width("shard_col_offset", shard_col_offset, -(1 << 63), 63)
+                _check_width("shard_full_cols", shard_full_cols, -(1 << 63), 63)
                 event.shard_index, event.shard_count = shard_index, shard_count
                 event.shard_col_offset, event.shard_full_cols = shard_col_offset, shard_full_cols
             keep: list[object] = [where]
@@ -299,7 +297,10 @@ class Trace:
                 return True
             if code == 4:  # dropped: counted by the library
                 return False
-            _library.check(code, error)
+            try:
+                _library.check(code, error)
+            except Error as problem:
+                return self._refuse(name, problem, counted=True)
         except Error as problem:
             return self._refuse(name, problem)
         except (AttributeError, TypeError, ValueError, RuntimeError) as problem:
@@ -341,12 +342,15 @@ class Trace:
             count = n
         event.n_rows = count or 0
 
-    def _refuse(self, name: Any, problem: Error, cause: BaseException | None = None) -> bool:
+    def _refuse(
+        self, name: Any, problem: Error, cause: BaseException | None = None, *, counted: bool = False
+    ) -> bool:
+        """counted: by the library already; what never reached it is counted here and noted at close()."""
         if self._errors == "raise":
             raise problem from cause
         key = (name if isinstance(name, str) else repr(name), str(problem))
         first = key not in self._lost
-        self._lost[key] = self._lost.get(key, 0) + 1
+        self._lost[key] = self._lost.get(key, 0) + (0 if counted else 1)
         if first and self._errors == "warn":
             warnings.warn(f"{name}: {problem}", AssayWarning, stacklevel=3)
         return False
@@ -429,6 +433,8 @@ class Trace:
             if self._closed:
                 return
             for (name, reason), count in self._lost.items():
+                if count == 0:
+                    continue  # the library notes its own
                 self._call("assay_coverage", _printable(name), b"dropped", count, _printable(reason))
             self._closed = True
         while self._calls:

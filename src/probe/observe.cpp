@@ -105,6 +105,11 @@ Status Observe(const Settings& settings, const Observation& o, PendingEvent* pen
   event.stream = o.stream;
   event.shard = o.shard;
   ASSAY_RETURN_IF_ERROR(ResolveAxes(o, site, &event));
+  if (event.row_axis < 0 && !o.runs.empty()) {
+    return Status::Usage(site.name +
+                         ": rows are given for a tensor without a row axis; name the axis (row_axis, or T " +
+                         "in axes), or leave the rows out");
+  }
   if (settings.level == Level::kShapes) return {};
 
   RowRun all;

@@ -18,6 +18,12 @@ Status BadField(std::string_view field, int64_t value, std::string_view expected
                        std::string(expected));
 }
 
+Status BadRun(uint64_t number, const assay_row_run& run) {
+  return Status::Usage("assay_event.runs[" + std::to_string(number) + "] has first_row " +
+                       std::to_string(run.first_row) + ", n_rows " + std::to_string(run.n_rows) + ", first_position " +
+                       std::to_string(run.first_position) + "; expected 0 or above, and sums below 2^63");
+}
+
 Status ReadTensor(const assay_event& event, OwnedObservation* out) {
   if (event.ndim < 0 || event.ndim > kMaxRank) return BadField("ndim", event.ndim, "0 to 32");
   if (event.ndim > 0 && event.shape == nullptr) return Status::Usage("assay_event.shape is NULL with ndim above 0");
@@ -58,6 +64,12 @@ Status ReadRows(const assay_event& event, OwnedObservation* out) {
       return Status::Usage("assay_event.runs is NULL with n_runs above 0");
     for (uint64_t i = 0; i < event.n_runs; ++i) {
       const assay_row_run& run = event.runs[i];
+      int64_t end = 0;
+      if (run.first_row < 0 || run.n_rows < 0 || run.first_position < 0 ||
+          __builtin_add_overflow(run.first_row, run.n_rows, &end) ||
+          __builtin_add_overflow(run.first_position, run.n_rows, &end)) {
+        return BadRun(i, run);
+      }
       out->runs.push_back({run.request, run.first_row, run.n_rows, run.first_position, run.padding != 0});
     }
   }
@@ -66,6 +78,7 @@ Status ReadRows(const assay_event& event, OwnedObservation* out) {
 }
 
 Status ReadShard(const assay_event& event, Observation* out) {
+  if (event.shard_count < 0) return BadField("shard_count", event.shard_count, "0 or above");
   out->shard.index = event.shard_index;
   out->shard.count = std::max(event.shard_count, 1);
   out->shard.col_offset = event.shard_col_offset;
@@ -102,6 +115,14 @@ Status ReadEvent(const assay_event& event, OwnedObservation* out) {
   }
   o.engine_name = OrEmpty(event.engine_name);
   o.axes = OrEmpty(event.axes);
+  // Below -1, "not said", is nothing: mostly an unsigned number or an overflow of the caller's.
+  for (const auto& [field, value] : {std::pair<const char*, int64_t>{"layer", event.layer},
+                                     {"rank", event.rank},
+                                     {"step", event.step},
+                                     {"row_axis", event.row_axis},
+                                     {"head_axis", event.head_axis}}) {
+    if (value < -1) return BadField(field, value, "-1 or above");
+  }
   o.rank = event.rank;
   o.step = event.step;
   if (event.phase > static_cast<uint32_t>(Phase::kLoad)) return BadField("phase", event.phase, "one of ASSAY_PHASE_*");

@@ -190,6 +190,21 @@ TEST(Observe, MisfitsNameTheSite) {
   EXPECT_EQ(status.message().find("layers.0.attn.q: "), 0u) << status.message();
 }
 
+TEST(Observe, RowsWithoutARowAxisAreRefusedNotDropped) {
+  Fixture f("some.vector");
+  const RowRun rows[] = {{.request = 7, .first_row = 0, .n_rows = 6, .first_position = 0}};
+  f.o.runs = rows;
+  for (const Level level : {Level::kShapes, Level::kStats}) {
+    f.settings.level = level;
+    const Status status = f.Run();
+    EXPECT_EQ(status.code(), Code::kUsage);
+    EXPECT_NE(status.message().find("without a row axis"), std::string::npos) << status.message();
+  }
+  f.o.row_axis = 0;
+  EXPECT_TRUE(f.Run().ok());
+  EXPECT_EQ(f.pending.event.segments[0].request, 7u);
+}
+
 TEST(StderrLine, HasSiteShapeNormAndNonFiniteCounts) {
   Fixture f;
   f.values.assign(48, 0.0f);

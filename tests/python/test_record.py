@@ -467,6 +467,28 @@ WRONG_FIELDS = [
 ]
 
 
+@pytest.mark.parametrize("level", ["names", "stats"])
+def test_runs_out_of_range_are_refused_at_every_level(trace_dir, level):
+    with assay.trace(trace_dir, level=level) as t:
+        with pytest.raises(assay.UsageError, match=r"runs\[0\] has first_row 0, n_rows -1"):
+            t.record("attn.q", np.ones((2, 3)), row_axis=0, runs=[(0, 0, -1, 0)])
+
+
+def test_rows_without_a_row_axis_are_refused_not_dropped(trace_dir):
+    values = np.ones((2, 3), np.float32)
+    with assay.trace(trace_dir) as t:
+        with pytest.raises(assay.UsageError, match="without a row axis"):
+            t.record("some.name", values, row_requests=7)
+        assert t.record("some.name", values, row_requests=7, row_axis=0)
+    assert only_event(trace_dir).segments[0].request == 7
+
+
+def test_instruction_set_that_is_not_there_is_refused(trace_dir, monkeypatch):
+    monkeypatch.setenv("ASSAY_ISA", "avx3")
+    with pytest.raises(assay.UsageError, match="ASSAY_ISA=avx3 is no instruction set"):
+        assay.trace(trace_dir)
+
+
 @pytest.mark.parametrize("fields", WRONG_FIELDS, ids=ascii)
 def test_field_that_does_not_fit_is_refused_never_cut(trace_dir, fields):
     values = np.ones((2, 3), np.float32)
