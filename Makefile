@@ -3,7 +3,7 @@ BUILD := build
 JOBS ?= $(shell nproc)
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 
-.PHONY: help build demo test bench fuzz lint format check-aarch64 clean
+.PHONY: help build demo test cases bench fuzz lint format check-aarch64 clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -19,6 +19,11 @@ demo: build  ## the story: garbage beside sense, six healthy figures, and the fi
 
 test:  ## everything that is checked: C++ and Python tests, corpus replay, sanitizers (17 minutes on 2 cores, compiler cache warm)
 	@scripts/test.sh
+
+cases: build  ## reported faults as recordings, judged and scored, into build/cases.json (CASES_SEED, CASES_SIZE)
+	@scripts/setup.sh test
+	@PYTHONPATH=python .venv/bin/python -m cases.scoreboard --assay $(BUILD)/assay --out $(BUILD)/cases \
+	  --json $(BUILD)/cases.json --controls $(or $(CASES_CONTROLS),20) --seed $(or $(CASES_SEED),1) --size $(or $(CASES_SIZE),0)
 
 bench:  ## speed against baselines of the same run, into build/bench.json
 	@scripts/setup.sh bench

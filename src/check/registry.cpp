@@ -1,7 +1,9 @@
 // All checks, one line each, in the order in which the ledger prints those of one hypothesis.
 #include <array>
+#include <vector>
 
 #include "check/checks.h"
+#include "check/op_checks.h"
 
 namespace assay {
 namespace {
@@ -48,6 +50,14 @@ constexpr std::array kChecks = {
 
 }  // namespace
 
-std::span<const CheckDef> AllChecks() { return kChecks; }
+std::span<const CheckDef> AllChecks() {
+  static const std::vector<CheckDef> all = [] {
+    std::vector<CheckDef> list(kChecks.begin(), kChecks.end());
+    const auto operations = check::OperationChecks();
+    list.insert(list.end(), operations.begin(), operations.end());
+    return list;
+  }();
+  return all;
+}
 
 }  // namespace assay

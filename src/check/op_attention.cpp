@@ -1,0 +1,347 @@
+// Attention against the oracle: whole calls, partial results over chunks of keys, their merge, scores and
+// probabilities. A call whose output and log-sum-exp are both wrong counts once, at the output.
+#include "check/op_attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "check/op_checks.h"
+#include "check/op_explain.h"
+#include "oracle/linear.h"
+#include "oracle/merge.h"
+#include "oracle/softmax.h"
+
+namespace assay::check {
+namespace {
+
+using namespace op;
+using oracle::Array;
+
+// Subjects of results of one call: the output, and its log-sum-exp where it was recorded.
+TensorPtr LseOf(const Subject& out) {
+  std::string name = out.info().name;
+  if (out.info().name.ends_with("attn.latent_out")) {
+    name = out.Sibling("attn.lse");
+  } else {
+    name.replace(name.size() - 3, 3, "lse");
+  }
+  // It may have been recorded just before or just behind the output.
+  EventFilter filter;
+  filter.step = out.info().event.step;
+  filter.rank = out.info().event.rank;
+  TensorPtr found;
+  for (EventId id : out.capture().Find(name, filter)) {
+    const auto info = out.capture().Info(id);
+    if (info->audit == "before" || info->repeat != out.info().repeat) continue;
+    if (auto t = out.capture().Load(id); t.ok() && SameRows(**t, *out.tensor())) found = *t;
+  }
+  return found;
+}
+
+void JudgeCall(Subject& out) {
+  auto call = GatherAttention(out);
+  if (!call.ok()) {
+    out.report().Missing(call.status().message(), Capture::RecordHint(out.Sibling("attn.q, attn.k, attn.v")));
+    return;
+  }
+  auto right = Recompute(*call);
+  if (!right.ok()) {
+    out.report().Missing(right.status().message(), "record operands of shapes that fit");
+    return;
+  }
+  const Difference d = Differ(out.actual(), right->out, out.precision(), out.judged());
+  if (!d.ok) {
+    auto why = ExplainAttention(out, *call, *right, d);
+    if (!why) {
+      why =
+          Explanation{fault_class::kKernel, "attention is wrong on the operands as recorded, and no other cause fits"};
+      why->rank = 1;
+    }
+    ReportWrong(out, d, *why);
+    return;
+  }
+  ReportRight(out, d);
+  if (const TensorPtr sums = LseOf(out)) {
+    Subject lse(out.capture(), sums, out.report());
+    const Difference e = Differ(lse.actual(), right->lse, lse.precision(), lse.judged());
+    if (e.ok) {
+      ReportRight(lse, e);
+    } else {
+      ReportWrong(lse, e, ExplainLse(lse, *right));
+    }
+  }
+}
+
+// ---- merge ---------------------------------------------------------------------------------------------------------
+
+// Chunks of the step whose rows are those of the result; empty when there are none.
+std::vector<Input> ChunksOf(const Subject& result) {
+  std::vector<Input> inputs;
+  for (int j = 0;; ++j) {
+    const std::string name = result.Sibling("attn.chunk." + std::to_string(j) + ".");
+    const TensorPtr out = result.Operand(name + "out"), lse = result.Operand(name + "lse");
+    if (out == nullptr || lse == nullptr || out->info->event.step != result.info().event.step) break;
+    inputs.push_back({name + "out", out});
+    inputs.push_back({name + "lse", lse});
+  }
+  return inputs;
+}
+
+Result<oracle::MergeResult> Merge(std::span<const Array> arrays, double lse_factor = 1) {
+  std::vector<oracle::Chunk> chunks;
+  std::vector<Array> scaled(arrays.begin(), arrays.end());
+  for (size_t j = 0; j + 1 < scaled.size(); j += 2) {
+    for (double& x : scaled[j + 1].values) x *= lse_factor;
+    chunks.push_back({&scaled[j], &scaled[j + 1]});
+  }
+  return oracle::MergeChunks(chunks);
+}
+
+Result<oracle::Computed> MergedOut(std::span<const Array> arrays) {
+  auto merged = Merge(arrays);
+  if (!merged.ok()) return merged.status();
+  return merged->out;
+}
+
+// A chunk that does not hold all rows of the result stands for rows without keys elsewhere.
+bool JudgeMerge(Subject& out) {
+  Operation merge{ChunksOf(out), MergedOut};
+  if (merge.inputs.size() < 2) return false;
+  for (const Input& input : merge.inputs) {
+    if (!SameRows(*input.tensor, *out.tensor())) {
+      out.report().Missing(out.info().name + ": chunks hold other rows than the merged result",
+                           "record every chunk with all rows of the step");
+      return true;
+    }
+  }
+  const auto own = [&](const Difference&, const oracle::Computed&) -> std::optional<Explanation> {
+    for (auto [factor, text] : {std::pair{1 / std::log(2.0), "fits weights of base 2 on natural log-sum-exps"},
+                                std::pair{std::log(2.0), "fits natural weights where base 2 was taken for given"}}) {
+      auto merged = Merge(merge.arrays(), 1 / factor);
+      if (merged.ok() && Fits(out, merged->out))
+        return Explanation{fault_class::kLse, text, factor, "base of the log-sum-exp"};
+    }
+    for (size_t j = 0; j < merge.inputs.size(); j += 2) {
+      auto arrays = merge.arrays();
+      arrays.erase(arrays.begin() + static_cast<int64_t>(j), arrays.begin() + static_cast<int64_t>(j) + 2);
+      if (!arrays.empty() && Fits(out, MergedOut(arrays))) {
+        return Explanation{fault_class::kMask, "fits without chunk " + std::to_string(j / 2)};
+      }
+    }
+    return std::nullopt;
+  };
+  JudgeOperation(out, merge, own);
+  if (const TensorPtr sums = LseOf(out)) {
+    Subject lse(out.capture(), sums, out.report());
+    auto merged = Merge(merge.arrays());
+    if (!merged.ok()) return true;
+    const Difference e = Differ(lse.actual(), merged->lse, lse.precision(), lse.judged());
+    if (e.ok) {
+      ReportRight(lse, e);
+    } else {
+      AttentionValues right;
+      right.lse = merged->lse;
+      right.max_score = right.lse_of_keys = Array::Filled(merged->lse.value.shape);
+      ReportWrong(lse, e, ExplainLse(lse, right));
+    }
+  }
+  return true;
+}
+
+// The output behind an absorbed latent: heads through W_UV [H, c, dv].
+bool JudgeUp(Subject& out) {
+  const TensorPtr latent = out.Operand(out.Sibling("attn.latent_out"));
+  if (latent == nullptr) return false;
+  TensorPtr w = out.Weight(out.Sibling("attn.W_UV"));
+  const TensorPtr kv_b = w == nullptr ? out.Weight(out.Sibling("attn.kv_b_proj.weight")) : nullptr;
+  if ((w == nullptr && kv_b == nullptr) || latent->shape.size() != 3 || out.actual().rank() != 3) {
+    Missing(out, out.Sibling("attn.W_UV"));
+    return true;
+  }
+  const int64_t heads = latent->shape[1], c = latent->shape[2], dv = out.actual().cols();
+  const auto run = [=](std::span<const Array> in) -> Result<oracle::Computed> {
+    Array up = in[1];
+    if (kv_b != nullptr) {  // rows of each head: dn keys, then dv values
+      const int64_t rows = up.size() / c, own = rows / heads;
+      Array picked = Array::Filled({heads, c, dv});
+      if (own < dv || up.size() != heads * own * c)
+        return Status::BadInput("kv_b_proj has other heads than attn.latent_out");
+      for (int64_t h = 0; h < heads; ++h)
+        for (int64_t j = 0; j < dv; ++j)
+          for (int64_t i = 0; i < c; ++i) picked[(h * c + i) * dv + j] = up[(h * own + own - dv + j) * c + i];
+      up = std::move(picked);
+    }
+    if (up.size() != heads * c * dv) return Status::BadInput("W_UV is not [H, c, dv]");
+    oracle::Computed all;
+    all.value = Array::Filled({in[0].shape[0], heads, dv});
+    all.scale = all.value;
+    all.k = static_cast<double>(c) + 1;
+    for (int64_t t = 0; t < in[0].shape[0]; ++t) {
+      for (int64_t h = 0; h < heads; ++h) {
+        for (int64_t i = 0; i < c; ++i) {
+          const double x = in[0][(t * heads + h) * c + i];
+          for (int64_t j = 0; j < dv; ++j) {
+            const double term = x * up[(h * c + i) * dv + j];
+            all.value[(t * heads + h) * dv + j] += term;
+            all.scale[(t * heads + h) * dv + j] += std::abs(term);
+          }
+        }
+      }
+    }
+    return all;
+  };
+  const std::string weight = w != nullptr ? out.Sibling("attn.W_UV") : out.Sibling("attn.kv_b_proj.weight");
+  JudgeOperation(out, {{{latent->info->name, latent}, {weight, w != nullptr ? w : kv_b}}, run}, nullptr);
+  return true;
+}
+
+// ---- scores and probabilities --------------------------------------------------------------------------------------
+
+Result<oracle::Computed> ScoresOf(const AttentionCall& call, int64_t columns) {
+  oracle::Computed all;
+  all.value = Array::Filled({call.n_rows, call.heads, columns}, -std::numeric_limits<double>::infinity());
+  all.scale = Array::Filled(all.value.shape);
+  for (const AttentionBatch& b : call.batches) {
+    oracle::AttentionInput in;
+    in.q = &b.q;
+    in.k = &b.k;
+    in.v = b.v.values.empty() ? nullptr : &b.v;
+    in.value_dim = call.value_dim;
+    in.query_positions = b.query_positions;
+    in.key_positions = b.key_positions;
+    in.mask = b.mask.values.empty() ? nullptr : &b.mask;
+    in.alibi_slopes = call.slopes.values.empty() ? nullptr : &call.slopes;
+    ASSAY_ASSIGN_OR_RETURN(oracle::Computed scores, oracle::Scores(in, call.spec));
+    all.k = std::max(all.k, scores.k);
+    all.stores = std::max(all.stores, scores.stores);
+    const auto n = static_cast<int64_t>(b.key_positions.size());
+    for (size_t t = 0; t < b.rows.size(); ++t) {
+      for (int64_t h = 0; h < call.heads; ++h) {
+        for (int64_t j = 0; j < n; ++j) {
+          const int64_t p = b.key_positions[static_cast<size_t>(j)];
+          if (p >= columns) continue;
+          const int64_t to = (b.rows[t] * call.heads + h) * columns + p;
+          const int64_t from = (static_cast<int64_t>(t) * call.heads + h) * n + j;
+          all.value[to] = scores.value[from];
+          if (std::isfinite(scores.value[from])) all.scale[to] = scores.scale[from];
+        }
+      }
+    }
+  }
+  return all;
+}
+
+void JudgeScores(Subject& scores) {
+  auto call = GatherAttention(scores);
+  if (!call.ok()) {
+    scores.report().Missing(call.status().message(), Capture::RecordHint(scores.Sibling("attn.q, attn.k")));
+    return;
+  }
+  const int64_t columns = scores.actual().cols();
+  auto right = ScoresOf(*call, columns);
+  if (!right.ok()) return scores.report().Missing(right.status().message(), "record operands of shapes that fit");
+  // Some engines mask by a large negative number in place of minus infinity.
+  Array actual = scores.actual();
+  for (double& x : actual.values) {
+    if (x <= -1e30) x = -std::numeric_limits<double>::infinity();
+  }
+  const Difference d = Differ(actual, *right, scores.precision(), scores.judged());
+  if (d.ok) return ReportRight(scores, d);
+  bool nan = false;
+  for (double x : actual.values) nan = nan || std::isnan(x);
+  std::optional<Explanation> why;
+  if (nan) {
+    Difference bad = d;
+    bad.nonfinite = true;
+    why = ExplainNonFinite(scores, Operation{}, bad, false);
+  }
+  const auto fits = [&](AttentionCall changed) {
+    auto other = ScoresOf(changed, columns);
+    return other.ok() && Differ(actual, *other, scores.precision(), scores.judged(), 4).ok;
+  };
+  if (!why) {
+    for (int64_t by : {1, -1}) {
+      AttentionCall c = *call;
+      c.spec.causal_shift = by;
+      if (!why && fits(c))
+        why = Explanation{fault_class::kMask, "fits a causal bound that is off", static_cast<double>(by),
+                          "causal bound used - declared"};
+      c = *call;
+      c.spec.window += by;
+      if (!why && call->spec.window > 0 && fits(c))
+        why = Explanation{fault_class::kMask, "fits another window", static_cast<double>(by),
+                          "keys seen beyond the declared window"};
+    }
+    AttentionCall c = *call;
+    c.spec.soft_cap = 0;
+    if (!why && call->spec.soft_cap != 0 && fits(c)) why = Explanation{fault_class::kMask, "fits without the soft cap"};
+    c = *call;
+    c.spec.causal = false;
+    if (!why && call->spec.causal && fits(c)) why = Explanation{fault_class::kMask, "fits without the causal bound"};
+    c = *call;
+    c.spec.window = 0;
+    if (!why && call->spec.window > 0 && fits(c)) why = Explanation{fault_class::kMask, "fits without the window"};
+    c = *call;
+    c.slopes = {};
+    if (!why && !call->slopes.values.empty() && fits(c))
+      why = Explanation{fault_class::kMask, "fits without the ALiBi slopes"};
+  }
+  if (!why) {  // one constant on what is seen
+    double cross = 0, square = 0;
+    for (int64_t i = 0; i < actual.size(); ++i) {
+      if (!std::isfinite(actual[i]) || !std::isfinite(right->value[i])) continue;
+      cross += actual[i] * right->value[i];
+      square += right->value[i] * right->value[i];
+    }
+    AttentionCall c = *call;
+    c.spec.scale *= square > 0 ? cross / square : 1;
+    if (fits(c))
+      why = Explanation{fault_class::kScale, "fits another softmax scale", cross / square,
+                        "softmax scale used / declared"};
+  }
+  if (!why) why = ExplainPrecision(scores, *right);
+  if (!why)
+    why = Explanation{fault_class::kKernel, "scores are wrong on the operands as recorded, and no other cause fits",
+                      kNone, "", 1};
+  ReportWrong(scores, d, *why);
+}
+
+void JudgeProbabilities(Subject& probs) {
+  const TensorPtr scores = probs.Operand(probs.Sibling("attn.scores"));
+  if (scores == nullptr) return Missing(probs, probs.Sibling("attn.scores"));
+  if (scores->shape != probs.tensor()->shape) return;
+  const auto run = [](std::span<const Array> in) { return oracle::Softmax(in[0]); };
+  JudgeOperation(probs, {{{scores->info->name, scores}}, run}, nullptr);
+}
+
+}  // namespace
+
+void JudgeAttention(const Capture& capture, CheckReport* report) {
+  constexpr std::string_view kOut[] = {"attn.latent_out", "attn.out"};
+  JudgeStems(capture, report, kOut, [](Subject& out) {
+    const bool final = out.info().name.ends_with("attn.out");
+    if (final && JudgeUp(out)) return;
+    if (!ChunksOf(out).empty()) return;  // merged: judged with the chunks
+    JudgeCall(out);
+  });
+  constexpr std::string_view kScores[] = {"attn.scores"}, kProbs[] = {"attn.probs"};
+  JudgeStems(capture, report, kScores, JudgeScores);
+  JudgeStems(capture, report, kProbs, JudgeProbabilities);
+}
+
+void JudgeChunks(const Capture& capture, CheckReport* report) {
+  std::vector<std::string> stems;
+  for (int j = 0; j < 4096; ++j) {
+    const std::string stem = "attn.chunk." + std::to_string(j) + ".out";
+    if (capture.NamesOfStem(stem).empty()) break;
+    stems.push_back(stem);
+  }
+  const std::vector<std::string_view> views(stems.begin(), stems.end());
+  JudgeStems(capture, report, views, JudgeCall);
+  if (stems.empty()) return;
+  constexpr std::string_view kOut[] = {"attn.latent_out", "attn.out"};
+  JudgeStems(capture, report, kOut, [](Subject& out) { JudgeMerge(out); });
+}
+
+}  // namespace assay::check

@@ -1,0 +1,54 @@
+// One attention call as recorded: queries, the keys and values of each request, and what the model asks for. It can be
+// recomputed as declared or with any of it changed, which is how causes are tried.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "check/op_common.h"
+#include "oracle/attention.h"
+
+namespace assay::op {
+
+// The queries of one request and what they see. Keys in order of position.
+struct AttentionBatch {
+  uint64_t request = 0;
+  std::vector<int64_t> rows;  // of the result
+  std::vector<int64_t> query_positions, key_positions;
+  oracle::Array q, k, v;  // v without values: the first value_dim columns of k
+  oracle::Array mask;     // [queries, keys]; without values: none
+  oracle::KeyRange range;
+};
+
+struct AttentionCall {
+  std::vector<AttentionBatch> batches;
+  oracle::AttentionSpec spec;
+  oracle::Array sinks, slopes;  // [H]; without values: none
+  int64_t n_rows = 0, heads = 0, value_dim = 0;
+  bool absorbed = false;
+  std::vector<std::string> key_names;  // sites that keys and values came from, full names
+};
+
+struct AttentionValues {
+  oracle::Computed out;  // [rows, H, dv]
+  oracle::Computed lse;  // [rows, H]
+  oracle::Array max_score, lse_of_keys;
+};
+
+// kBadInput says which operand was not recorded. `result` is attn.out, attn.latent_out, attn.chunk.J.out, attn.scores
+// or the lse of one of these.
+Result<AttentionCall> GatherAttention(const Subject& result);
+// Rows of requests are computed, all others are 0 and -inf. `only`: that batch alone.
+Result<AttentionValues> Recompute(const AttentionCall& call, int only = -1);
+// The cause of a wrong output of this call.
+std::optional<Explanation> ExplainAttention(const Subject& out, const AttentionCall& call, const AttentionValues& right,
+                                            const Difference& d);
+// The cause of a wrong log-sum-exp whose output is right: always LSE, with the constant where there is one.
+Explanation ExplainLse(const Subject& lse, const AttentionValues& right);
+
+// Ranges of `keys` metadata ("0:8,0:4"), one a request; empty when it is damaged.
+std::vector<oracle::KeyRange> ParseRanges(const std::string& text);
+
+}  // namespace assay::op

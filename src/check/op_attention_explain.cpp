@@ -1,0 +1,585 @@
+// Causes of a wrong attention output: every candidate is the oracle with one thing changed. Of those that fit the one
+// with the smallest residual is the cause, the earlier in the list where they are as good.
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "check/op_attention.h"
+#include "check/op_explain.h"
+
+namespace assay::op {
+namespace {
+
+using oracle::Array;
+
+// Candidates that fit, best first by residual with a bonus for the earlier one.
+class Trial {
+ public:
+  Trial(const Subject& out, const Difference& declared) : out_(out), declared_(declared) {}
+
+  // True when it fits; `why` is kept if it is the best so far.
+  bool Try(const AttentionCall& call, Explanation why) {
+    auto values = Recompute(call);
+    return values.ok() && TryValues(values->out, std::move(why));
+  }
+  bool TryValues(const oracle::Computed& out, Explanation why) {
+    const Difference d = Differ(out_.actual(), out, out_.precision(), out_.judged(), 4);
+    if (!d.ok || d.measured > declared_.measured / 2) return false;
+    if (!best_ || d.measured < residual_ / 2) {
+      best_ = std::move(why);
+      residual_ = d.measured;
+    }
+    return true;
+  }
+  std::optional<Explanation> best() const { return best_; }
+
+ private:
+  const Subject& out_;
+  const Difference& declared_;
+  std::optional<Explanation> best_;
+  double residual_ = 0;
+};
+
+// ---- other memory --------------------------------------------------------------------------------------------------
+
+// Replaces the rows of every batch by those of `rows` (identities) with these values. part: 0 q, 1 k, 2 v.
+void Replace(AttentionCall* call, int part, const Tensor& rows, const Array& values) {
+  std::map<std::pair<uint64_t, int64_t>, int64_t> place;
+  for (size_t r = 0; r < rows.rows.size(); ++r) {
+    place[{rows.rows[r].request, rows.rows[r].position}] = static_cast<int64_t>(r);
+  }
+  const int64_t width = rows.row_size();
+  for (AttentionBatch& b : call->batches) {
+    Array& to = part == 0 ? b.q : part == 1 ? b.k : b.v;
+    const auto& positions = part == 0 ? b.query_positions : b.key_positions;
+    if (to.values.empty() || to.size() / std::max<int64_t>(to.shape[0], 1) != width) continue;
+    for (size_t i = 0; i < positions.size(); ++i) {
+      const auto at = place.find({b.request, positions[i]});
+      if (at == place.end()) continue;
+      std::copy_n(values.values.begin() + at->second * width, width,
+                  to.values.begin() + static_cast<int64_t>(i) * width);
+    }
+  }
+}
+
+void TryStrides(const Subject& out, const AttentionCall& call, Trial* trial) {
+  const std::string names[3] = {out.Sibling("attn.q"), call.key_names[0],
+                                call.key_names.size() > 1 ? call.key_names[1] : std::string()};
+  std::vector<Input> inputs;
+  for (const std::string& name : names) inputs.push_back({name, name.empty() ? nullptr : out.Operand(name)});
+  for (int part = 0; part < 3; ++part) {
+    const TensorPtr& view = inputs[static_cast<size_t>(part)].tensor;
+    if (view == nullptr) continue;
+    for (const Array& reading : OtherReadings(out, *view, inputs)) {
+      AttentionCall changed = call;
+      Replace(&changed, part, *view, reading);
+      if (trial->Try(changed, {fault_class::kStride,
+                               "fits " + names[part] + " read from its storage by other strides than its own"})) {
+        return;
+      }
+    }
+  }
+}
+
+void TryGraph(const Subject& out, const AttentionCall& call, Trial* trial) {
+  const Capture& capture = out.capture();
+  // Lengths: keys up to those of an earlier step.
+  bool moved = false;
+  const EventId now = capture.Operand(out.info(), "seq_lens").value_or(kNoEvent);
+  BoundEvent(out, "seq_lens", now, &moved);
+  if (moved) {
+    for (EventId id : capture.EventsOf("seq_lens")) {
+      auto old = capture.Load(id);
+      if (!old.ok() || !capture.Earlier(id, now)) continue;
+      AttentionCall changed = call;
+      for (AttentionBatch& b : changed.batches) {
+        for (size_t r = 0; r < (*old)->rows.size(); ++r) {
+          if ((*old)->rows[r].request == b.request) b.range.end = static_cast<int64_t>((*old)->values[r]);
+        }
+      }
+      trial->Try(changed, {fault_class::kGraph, "fits the lengths (seq_lens) of step " +
+                                                    std::to_string((*old)->info->event.step) +
+                                                    ": the launch is bound to an address that they have left"});
+    }
+  }
+  const std::string names[3] = {out.Sibling("attn.q"), call.key_names[0],
+                                call.key_names.size() > 1 ? call.key_names[1] : std::string()};
+  for (int part = 0; part < 3; ++part) {
+    if (names[part].empty()) continue;
+    const EventId operand = capture.Operand(out.info(), names[part]).value_or(kNoEvent);
+    BoundEvent(out, names[part], operand, &moved);
+    if (!moved) continue;
+    auto current = capture.Load(operand);
+    for (EventId id : capture.EventsOf(names[part])) {
+      auto old = capture.Load(id);
+      if (!current.ok() || !old.ok() || !capture.Earlier(id, operand) || (*old)->shape != (*current)->shape) continue;
+      AttentionCall changed = call;
+      Replace(&changed, part, **current, ToArray(**old));
+      trial->Try(changed,
+                 {fault_class::kGraph, "fits " + names[part] + " of step " + std::to_string((*old)->info->event.step) +
+                                           ": the launch is bound to an address that the operand has left"});
+    }
+  }
+}
+
+// ---- which keys ----------------------------------------------------------------------------------------------------
+
+void TryMasks(const AttentionCall& call, Trial* trial) {
+  const auto with = [&](auto change, std::string text, double constant = kNone, std::string meaning = "") {
+    AttentionCall changed = call;
+    change(changed);
+    return trial->Try(changed, {fault_class::kMask, std::move(text), constant, std::move(meaning)});
+  };
+  const int64_t window = call.spec.window;
+  if (window > 0) {
+    for (int64_t by : {1, -1, 2, -2, 3, -3}) {
+      if (window + by < 1) continue;
+      if (with([&](AttentionCall& c) { c.spec.window = window + by; },
+               "fits a window of " + std::to_string(window + by) + ", " + std::to_string(window) + " declared",
+               static_cast<double>(by), "keys seen beyond the declared window")) {
+        break;
+      }
+    }
+    with([](AttentionCall& c) { c.spec.window = 0; }, "fits without the window");
+  }
+  if (call.spec.soft_cap != 0) with([](AttentionCall& c) { c.spec.soft_cap = 0; }, "fits without the soft cap");
+  if (!call.sinks.values.empty()) with([](AttentionCall& c) { c.sinks = {}; }, "fits without the sinks");
+  if (!call.slopes.values.empty()) {
+    with([](AttentionCall& c) { c.slopes = {}; }, "fits without the ALiBi slopes");
+    with(
+        [](AttentionCall& c) {
+          for (double& s : c.slopes.values) s = -s;
+        },
+        "fits the ALiBi slopes with the other sign");
+  }
+  bool masked = false;
+  for (const AttentionBatch& b : call.batches) masked = masked || !b.mask.values.empty();
+  if (masked) {
+    with(
+        [](AttentionCall& c) {
+          for (AttentionBatch& b : c.batches) b.mask = {};
+        },
+        "fits without the mask");
+    with(
+        [](AttentionCall& c) {
+          for (AttentionBatch& b : c.batches)
+            for (double& m : b.mask.values) m = m == 0;
+        },
+        "fits the mask inverted");
+  }
+  if (call.spec.chunk > 0) {
+    with([](AttentionCall& c) { c.spec.chunk = 0; }, "fits without the attention chunks");
+    for (int64_t by : {1, -1}) {
+      with([&](AttentionCall& c) { c.spec.chunk += by; },
+           "fits attention chunks of " + std::to_string(call.spec.chunk + by), static_cast<double>(by),
+           "length of an attention chunk used - declared");
+    }
+    with(
+        [&](AttentionCall& c) {
+          c.spec.window = c.spec.chunk;
+          c.spec.chunk = 0;
+        },
+        "fits a sliding window in place of attention chunks");
+  }
+  if (call.spec.prefix_len > 0) {
+    with([](AttentionCall& c) { c.spec.prefix_len = 0; }, "fits without the prefix that all rows see");
+    for (int64_t by : {1, -1}) {
+      with([&](AttentionCall& c) { c.spec.prefix_len += by; },
+           "fits a prefix of " + std::to_string(call.spec.prefix_len + by), static_cast<double>(by),
+           "length of the prefix used - declared");
+    }
+  }
+  with([](AttentionCall& c) { c.spec.causal = !c.spec.causal; },
+       call.spec.causal ? "fits without the causal bound" : "fits with a causal bound where none is declared");
+  if (call.spec.causal) {
+    for (int64_t by : {1, -1}) {
+      with([&](AttentionCall& c) { c.spec.causal_shift = by; },
+           "fits a causal bound that is " + std::to_string(by) + " off", static_cast<double>(by),
+           "causal bound used - declared");
+    }
+  }
+  for (int64_t w : {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096}) {
+    if (w != window) {
+      AttentionCall changed = call;
+      changed.spec.window = w;
+      const int64_t last = call.batches.empty() ? 0 : call.batches[0].query_positions.back();
+      if (w > last + 1) break;
+      trial->Try(changed, {fault_class::kMask, "fits a window of " + std::to_string(w)});
+    }
+  }
+}
+
+// ---- whose keys ----------------------------------------------------------------------------------------------------
+
+// Keys that the block table leads to now, from key position `first` on.
+bool FromPool(const Subject& out, const Tensor& table, int64_t block_size, const AttentionCall& call, AttentionBatch* b,
+              int64_t first) {
+  const TensorPtr k = out.Operand(out.Sibling(call.absorbed ? "attn.kv_cache" : "attn.k_cache"));
+  const TensorPtr v = call.absorbed ? nullptr : out.Operand(out.Sibling("attn.v_cache"));
+  if (k == nullptr || (!call.absorbed && v == nullptr) || block_size <= 0) return false;
+  size_t row = 0;
+  while (row < table.rows.size() && table.rows[row].request != b->request) ++row;
+  if (row == table.rows.size()) return false;
+  const auto entries = table.row(static_cast<int64_t>(row));
+  AttentionBatch read = *b;
+  const auto put = [&](const Tensor& pool, int64_t slot, Array* to) {
+    const auto values = pool.row(slot);
+    to->values.insert(to->values.end(), values.begin(), values.end());
+  };
+  read.key_positions.clear();
+  read.k.values.clear();
+  read.v.values.clear();
+  for (int64_t p = first; p <= b->query_positions.back(); ++p) {
+    const int64_t block = p / block_size;
+    if (block >= static_cast<int64_t>(entries.size()) || entries[static_cast<size_t>(block)] < 0) return false;
+    const int64_t slot = static_cast<int64_t>(entries[static_cast<size_t>(block)]) * block_size + p % block_size;
+    if (slot >= k->n_rows()) return false;
+    read.key_positions.push_back(p);
+    put(*k, slot, &read.k);
+    if (v != nullptr) put(*v, slot, &read.v);
+  }
+  const auto n = static_cast<int64_t>(read.key_positions.size());
+  read.k.shape[0] = n;
+  if (v != nullptr) read.v.shape[0] = n;
+  if (!read.mask.values.empty()) read.mask = {};
+  *b = std::move(read);
+  return true;
+}
+
+bool BatchFits(const Subject& out, const AttentionCall& call, size_t batch) {
+  auto values = Recompute(call, static_cast<int>(batch));
+  if (!values.ok()) return false;
+  std::vector<char> rows(out.judged().size(), 0);
+  for (int64_t r : call.batches[batch].rows) rows[static_cast<size_t>(r)] = 1;
+  return Differ(out.actual(), values->out, out.precision(), rows, 4).ok;
+}
+
+// Each request whose rows are wrong must be explained by rows that are not its own.
+std::optional<Explanation> ForeignRows(const Subject& out, const AttentionCall& call) {
+  const TensorPtr table = out.Operand("block_table");
+  const int64_t block_size = table == nullptr ? 0 : out.capture().Integer(*table->info, "block_size").value_or(1);
+  std::string text;
+  bool any = false;
+  for (size_t b = 0; b < call.batches.size(); ++b) {
+    if (BatchFits(out, call, b)) continue;
+    const int64_t last = call.batches[b].query_positions.back();
+    bool found = false;
+    if (table != nullptr) {
+      const int64_t step = std::max<int64_t>(block_size, 1);
+      for (int64_t first = 0; first <= last && !found; first += step) {
+        AttentionCall changed = call;
+        changed.spec.window = 0;
+        found = FromPool(out, *table, block_size, call, &changed.batches[b], first) && BatchFits(out, changed, b);
+        if (found)
+          text = "fits the slots that the block table leads to from position " + std::to_string(first) +
+                 " on, which hold rows of other requests by now";
+      }
+      if (!found) {
+        AttentionCall changed = call;
+        found = FromPool(out, *table, block_size, call, &changed.batches[b], 0) && BatchFits(out, changed, b);
+        if (found) text = "fits what the pool holds at the slots of the block table, not what the request wrote";
+      }
+    }
+    for (size_t other = 0; other < call.batches.size() && !found; ++other) {
+      if (other == b) continue;
+      const AttentionBatch& from = call.batches[other];
+      // All rows, or one block of them, at the same positions of another request.
+      std::vector<std::pair<int64_t, int64_t>> spans{{0, last + 1}};
+      for (int64_t size : {block_size > 1 ? block_size : int64_t{16}}) {
+        for (int64_t p = 0; p <= last && spans.size() < 64; p += size) spans.emplace_back(p, p + size);
+      }
+      for (auto [begin, end] : spans) {
+        AttentionCall changed = call;
+        AttentionBatch& to = changed.batches[b];
+        bool all = true;
+        for (size_t i = 0; i < to.key_positions.size(); ++i) {
+          const int64_t p = to.key_positions[i];
+          if (p < begin || p >= end) continue;
+          const auto at = std::lower_bound(from.key_positions.begin(), from.key_positions.end(), p);
+          if (at == from.key_positions.end() || *at != p) {
+            all = false;
+            continue;
+          }
+          const auto source = at - from.key_positions.begin();
+          for (auto [x, y] : {std::pair{&from.k, &to.k}, std::pair{&from.v, &to.v}}) {
+            if (x->values.empty()) continue;
+            const int64_t width = x->size() / x->shape[0];
+            std::copy_n(x->values.begin() + source * width, width, y->values.begin() + static_cast<int64_t>(i) * width);
+          }
+        }
+        if (all && BatchFits(out, changed, b)) {
+          found = true;
+          text = "fits keys and values of another request at positions " + std::to_string(begin) + " to " +
+                 std::to_string(end - 1);
+          break;
+        }
+      }
+    }
+    if (!found) return std::nullopt;
+    any = true;
+  }
+  if (!any) return std::nullopt;
+  return Explanation{fault_class::kKvIdent, text};
+}
+
+// ---- which heads ---------------------------------------------------------------------------------------------------
+
+std::optional<Explanation> OtherHeads(const Subject& out, const AttentionCall& call, const AttentionValues& right) {
+  const Array& have = out.actual();
+  if (have.rank() != 3 || call.heads < 2 || have.size() != right.out.value.size()) return std::nullopt;
+  const int64_t width = have.cols();
+  std::vector<int64_t> source(static_cast<size_t>(call.heads), -1);
+  const oracle::Precision p = out.precision();
+  for (int64_t h = 0; h < call.heads; ++h) {
+    for (int64_t step = 0; step < call.heads && source[static_cast<size_t>(h)] < 0; ++step) {
+      const int64_t j = (h + step) % call.heads;
+      bool same = true;
+      for (int64_t t = 0; t < have.shape[0] && same; ++t) {
+        if (!out.judged()[static_cast<size_t>(t)]) continue;
+        for (int64_t c = 0; c < width && same; ++c) {
+          const int64_t i = (t * call.heads + j) * width + c;
+          same = std::abs(have[(t * call.heads + h) * width + c] - right.out.value[i]) <=
+                 4 * oracle::BoundAt(right.out, i, p);
+        }
+      }
+      if (same) source[static_cast<size_t>(h)] = j;
+    }
+    if (source[static_cast<size_t>(h)] < 0) return std::nullopt;
+  }
+  std::string text = "heads hold what belongs to heads";
+  bool one = true;
+  for (int64_t j : source) {
+    text += " " + std::to_string(j);
+    one = one && j == source[0];
+  }
+  if (one) return Explanation{fault_class::kStride, text + ": every head equals one"};
+  return Explanation{fault_class::kTpShard, text};
+}
+
+// ---- which constant ------------------------------------------------------------------------------------------------
+
+struct ScaleFit {
+  double factor = 1;  // softmax scale used / declared
+  double output = 1;  // output used / expected
+  double residual = 0;
+};
+
+// The factor of the declared scale, and the factor of the output, at which the oracle comes closest. Sixteen rows that
+// see the most keys are fitted; the verdict is taken on all of them.
+ScaleFit FitScale(const Subject& out, const AttentionCall& call, bool free_output) {
+  AttentionCall few = call;
+  size_t kept = 0;
+  for (AttentionBatch& b : few.batches) {
+    std::vector<int64_t> take;
+    for (size_t i = b.rows.size(); i-- > 0 && take.size() < 8;) take.push_back(static_cast<int64_t>(i));
+    std::reverse(take.begin(), take.end());
+    if (kept >= 16) take.clear();
+    kept += take.size();
+    AttentionBatch small = b;
+    small.rows.clear();
+    small.query_positions.clear();
+    for (int64_t i : take) {
+      small.rows.push_back(b.rows[static_cast<size_t>(i)]);
+      small.query_positions.push_back(b.query_positions[static_cast<size_t>(i)]);
+    }
+    if (auto q = oracle::TakeRows(b.q, take); q.ok()) small.q = *q;
+    if (!b.mask.values.empty()) {
+      if (auto m = oracle::TakeRows(b.mask, take); m.ok()) small.mask = *m;
+    }
+    b = std::move(small);
+  }
+  std::erase_if(few.batches, [](const AttentionBatch& b) { return b.rows.empty(); });
+  const int64_t width = call.heads * call.value_dim;
+  const auto miss = [&](double logarithm, double* output) {
+    AttentionCall changed = few;
+    changed.spec.scale = call.spec.scale * std::exp(logarithm);
+    auto values = Recompute(changed);
+    if (!values.ok()) return 1e300;
+    double cross = 0, square = 0, total = 0;
+    for (const AttentionBatch& b : few.batches) {
+      for (int64_t r : b.rows) {
+        for (int64_t i = r * width; i < (r + 1) * width; ++i) {
+          const double x = out.actual()[i], y = values->out.value[i];
+          if (!std::isfinite(x)) return 1e300;
+          cross += x * y;
+          square += y * y;
+          total += x * x;
+        }
+      }
+    }
+    if (square == 0 || total == 0) return 1e300;
+    const double a = free_output ? cross / square : 1;
+    *output = a;
+    return std::max(total - 2 * a * cross + a * a * square, 0.0) / total;
+  };
+  double output = 1, best = 0, least = 1e300;
+  for (double x = -6; x <= 6.01; x += 0.1) {
+    double a = 1;
+    if (const double m = miss(x, &a); m < least) {
+      least = m;
+      best = x;
+      output = a;
+    }
+  }
+  for (double step = 0.05; step > 1e-9; step /= 2) {
+    for (double x : {best - step, best + step}) {
+      double a = 1;
+      if (const double m = miss(x, &a); m < least) {
+        least = m;
+        best = x;
+        output = a;
+        break;
+      }
+    }
+  }
+  return {std::exp(best), output, std::sqrt(least)};
+}
+
+void TryScales(const Subject& out, const AttentionCall& call, Trial* trial) {
+  const double k_scale = out.Number("k_scale", out.Number("kv_scale", 1)),
+               v_scale = out.Number("v_scale", out.Number("kv_scale", 1));
+  const auto near = [](double a, double b) { return std::abs(a - b) <= 0.02 * std::abs(b); };
+  for (bool free_output : {false, true}) {
+    const ScaleFit fit = FitScale(out, call, free_output);
+    AttentionCall changed = call;
+    changed.spec.scale *= fit.factor;
+    auto values = Recompute(changed);
+    if (!values.ok()) continue;
+    for (double& x : values->out.value.values) x *= fit.output;
+    for (double& x : values->out.scale.values) x *= std::abs(fit.output);
+    for (double& x : values->out.inner.values) x *= std::abs(fit.output);
+    const bool output_off = std::abs(fit.output - 1) > 1e-2;
+    const bool of_k = k_scale != 1 && (near(fit.factor, k_scale) || near(fit.factor, 1 / k_scale));
+    const bool of_v = v_scale != 1 && (near(fit.output, v_scale) || near(fit.output, 1 / v_scale));
+    Explanation why;
+    char text[160];
+    std::snprintf(text, sizeof text, "fits %.6g times the declared softmax scale and %.6g times the output", fit.factor,
+                  fit.output);
+    why.text = text;
+    if (of_v || of_k) {
+      why.cls = fault_class::kKvScale;
+      why.constant = of_v ? fit.output : fit.factor;
+      why.meaning = of_v ? "output used / expected, the value scale" : "logits used / expected, the key scale";
+    } else if (output_off) {
+      why.cls = fault_class::kScale;
+      why.constant = fit.output;
+      why.meaning = "output used / expected";
+    } else {
+      why.cls = fault_class::kScale;
+      why.constant = fit.factor;
+      why.meaning = "softmax scale used / declared";
+    }
+    if (trial->TryValues(values->out, why) && !free_output) break;
+  }
+}
+
+// ---- range ---------------------------------------------------------------------------------------------------------
+
+// Where the running maximum of a row jumps between tiles by more than a declared float16 accumulator can hold as a
+// factor (2^-14 its smallest normal number), or the sum of values before the division leaves its range.
+std::optional<Explanation> LeavesRange(const Subject& out, const AttentionCall& call) {
+  const DType accum = ParseDType(Capture::OwnText(out.info(), "accum_dtype").value_or("f32"));
+  if (accum != DType::kF16) return std::nullopt;
+  const int64_t tile = out.Integer("kv_tile", 0);
+  for (const AttentionBatch& b : call.batches) {
+    if (tile <= 0 || b.key_positions.empty()) continue;
+    oracle::AttentionInput in;
+    in.q = &b.q;
+    in.k = &b.k;
+    in.v = b.v.values.empty() ? nullptr : &b.v;
+    in.value_dim = call.value_dim;
+    in.query_positions = b.query_positions;
+    in.key_positions = b.key_positions;
+    auto scores = oracle::Scores(in, call.spec);
+    if (!scores.ok()) continue;
+    const int64_t n = scores->value.cols();
+    for (int64_t r = 0; r < scores->value.rows(); ++r) {
+      double top = -INFINITY;
+      for (int64_t s = 0; s < n; s += tile) {
+        const double before = top;
+        for (int64_t j = s; j < std::min(n, s + tile); ++j) top = std::max(top, scores->value[r * n + j]);
+        if (std::isfinite(before) && before - top < std::log(0x1p-14)) {
+          return Explanation{fault_class::kRange,
+                             "the running maximum jumps by " + std::to_string(top - before) +
+                                 " between tiles: the factor is below the smallest normal float16 number"};
+        }
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+// Dot products that run on into the next head: head sizes of two heads.
+bool TwoHeadsWide(const AttentionCall& call, Trial* trial) {
+  AttentionCall wide = call;
+  const auto widen = [](Array* a) {
+    if (a->rank() != 3) return false;
+    const int64_t t = a->shape[0], h = a->shape[1], d = a->shape[2];
+    Array out = Array::Filled({t, h, 2 * d});
+    for (int64_t i = 0; i < t; ++i) {
+      for (int64_t j = 0; j < h; ++j) {
+        for (int64_t c = 0; c < 2 * d; ++c) {
+          const int64_t flat = (i * h + j) * d + c;
+          if (j == h - 1 && c >= d) continue;
+          out[(i * h + j) * 2 * d + c] = (*a)[flat];
+        }
+      }
+    }
+    *a = std::move(out);
+    return true;
+  };
+  for (AttentionBatch& b : wide.batches) {
+    if (b.v.values.empty() || !widen(&b.q) || !widen(&b.k)) return false;
+  }
+  return trial->Try(wide, {fault_class::kKernel, "fits dot products over twice the head size, into the next head"});
+}
+
+}  // namespace
+
+std::optional<Explanation> ExplainAttention(const Subject& out, const AttentionCall& call, const AttentionValues& right,
+                                            const Difference& d) {
+  if (auto why = ExplainUnwritten(out)) return why;
+  if (d.nonfinite) {
+    Operation none;
+    for (const std::string& name : call.key_names) none.inputs.push_back({name, out.Operand(name)});
+    return ExplainNonFinite(out, none, d, false);
+  }
+  if (auto why = OtherHeads(out, call, right)) return why;
+  Trial trial(out, d);
+  TryGraph(out, call, &trial);
+  TryStrides(out, call, &trial);
+  if (auto why = trial.best()) return why;
+  TryScales(out, call, &trial);
+  TryMasks(call, &trial);
+  if (auto why = trial.best()) return why;
+  if (auto why = ForeignRows(out, call)) return why;
+  if (TwoHeadsWide(call, &trial)) return trial.best();
+  if (auto why = LeavesRange(out, call)) return why;
+  return ExplainPrecision(out, right.out);
+}
+
+Explanation ExplainLse(const Subject& lse, const AttentionValues& right) {
+  Explanation why{fault_class::kLse, "the output of the call is right, its log-sum-exp is not"};
+  if (const double c = ConstantRatio(lse.actual(), right.lse.value, lse.judged(), 1e-3); !std::isnan(c)) {
+    why.constant = c;
+    why.meaning = "log-sum-exp returned / true";
+    return why;
+  }
+  const auto close = [&](const Array& other) {
+    oracle::Computed c = right.lse;
+    c.value = other;
+    return Fits(lse, c);
+  };
+  if (close(right.max_score)) {
+    why.text += ": it is the largest score alone";
+  } else if (close(right.lse_of_keys)) {
+    why.text += ": the sink is missing from it";
+  } else if (auto kept = ExplainUnwritten(lse)) {
+    why.text += ": " + kept->text + ", it was written by other strides";
+  } else {
+    why.rank = 2;
+  }
+  return why;
+}
+
+}  // namespace assay::op

@@ -1,0 +1,305 @@
+// Operands of an attention call out of the recording.
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+
+#include "check/op_attention.h"
+#include "oracle/rope.h"
+
+namespace assay::op {
+namespace {
+
+using oracle::Array;
+
+// A tensor [rows, H, d]: rank 2 has one head.
+Array WithHeads(Array a) {
+  if (a.rank() == 2) a.shape = {a.shape[0], 1, a.shape[1]};
+  return a;
+}
+
+Status NotRecorded(const std::string& name) { return Status::BadInput(name + " was not recorded as payload"); }
+
+// Rows of one request in order of position, from every event so far.
+struct Keys {
+  std::vector<int64_t> positions;
+  Array values;  // [n, Hkv, d]
+};
+
+Result<Keys> KeysOf(const Subject& s, const std::string& name, uint64_t request, bool this_event_alone) {
+  Keys out;
+  if (this_event_alone) {
+    const TensorPtr t = s.Operand(name);
+    if (t == nullptr) return NotRecorded(name);
+    std::vector<std::pair<int64_t, int64_t>> order;
+    for (int64_t r = 0; r < t->n_rows(); ++r) {
+      const RowId& id = t->rows.empty() ? RowId{} : t->rows[static_cast<size_t>(r)];
+      if (id.real() && id.request == request) order.emplace_back(id.position, r);
+    }
+    std::sort(order.begin(), order.end());
+    out.values.shape = t->shape;
+    for (auto [p, r] : order) {
+      out.positions.push_back(p);
+      const auto row = t->row(r);
+      out.values.values.insert(out.values.values.end(), row.begin(), row.end());
+    }
+    out.values.shape[0] = static_cast<int64_t>(order.size());
+  } else {
+    ASSAY_ASSIGN_OR_RETURN(RequestRows rows, s.capture().RowsOf(name, request, s.info().id, s.info().event.rank));
+    out.positions = rows.positions;
+    out.values.shape = rows.row_shape;
+    out.values.shape.insert(out.values.shape.begin(), static_cast<int64_t>(rows.positions.size()));
+    out.values.values = std::move(rows.values);
+  }
+  out.values = WithHeads(std::move(out.values));
+  return out;
+}
+
+// Splits [n, H, a + b] into its first `first` columns and the rest.
+Result<std::pair<Array, Array>> Split(const Array& both, int64_t first) {
+  ASSAY_ASSIGN_OR_RETURN(Array a, oracle::TakeColumns(both, 0, first));
+  ASSAY_ASSIGN_OR_RETURN(Array b, oracle::TakeColumns(both, first, both.cols()));
+  return std::pair{std::move(a), std::move(b)};
+}
+
+bool Has(const Subject& s, std::string_view stem) { return s.capture().Operand(s.info(), s.Sibling(stem)).has_value(); }
+
+double DefaultScale(const Subject& s, int64_t d) {
+  double scale = 1 / std::sqrt(static_cast<double>(d));
+  const auto factor = s.capture().Number(s.info(), "rope.factor");
+  const auto all_dim = s.capture().Number(s.info(), "rope.mscale_all_dim");
+  if (factor && all_dim && *factor > 1 && *all_dim != 0) {
+    const double m = oracle::YarnMagnitude(*factor, *all_dim);
+    scale *= m * m;
+  }
+  return scale;
+}
+
+// Positions chosen by a sparse indexer, as a mask over the keys of a batch.
+void MaskChosen(const Tensor& topk, AttentionBatch* batch) {
+  batch->mask =
+      Array::Filled({static_cast<int64_t>(batch->rows.size()), static_cast<int64_t>(batch->key_positions.size())});
+  for (size_t t = 0; t < batch->rows.size(); ++t) {
+    if (batch->rows[t] >= topk.n_rows()) continue;
+    for (double p : topk.row(batch->rows[t])) {
+      const auto at =
+          std::lower_bound(batch->key_positions.begin(), batch->key_positions.end(), static_cast<int64_t>(p));
+      if (at == batch->key_positions.end() || *at != static_cast<int64_t>(p)) continue;
+      batch->mask[static_cast<int64_t>(t) * batch->mask.cols() + (at - batch->key_positions.begin())] = 1;
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<oracle::KeyRange> ParseRanges(const std::string& text) {
+  std::vector<oracle::KeyRange> out;
+  const char* at = text.c_str();
+  while (*at != '\0') {
+    char* end = nullptr;
+    oracle::KeyRange range;
+    range.begin = std::strtoll(at, &end, 10);
+    if (end == at || *end != ':') return {};
+    at = end + 1;
+    range.end = std::strtoll(at, &end, 10);
+    if (end == at) return {};
+    out.push_back(range);
+    at = *end == ',' ? end + 1 : end;
+    if (*end != ',' && *end != '\0') return {};
+  }
+  return out;
+}
+
+Result<AttentionCall> GatherAttention(const Subject& s) {
+  AttentionCall call;
+  const EventInfo& info = s.info();
+  if (s.tensor()->rows.empty()) return Status::BadInput(info.name + " has no rows with requests and positions");
+  const TensorPtr q = s.Operand(s.Sibling("attn.q"));
+  const TensorPtr q_latent = s.Operand(s.Sibling("attn.q_latent")), q_pe = s.Operand(s.Sibling("attn.q_pe"));
+  const bool scores = info.name.ends_with("attn.scores");
+  const bool sums = info.name.ends_with("lse");
+  Array query;
+  if (q_latent != nullptr && q_pe != nullptr &&
+      (scores || sums || q == nullptr || s.tensor()->dim(-1) == q_latent->dim(-1))) {
+    ASSAY_ASSIGN_OR_RETURN(query, oracle::Concat(WithHeads(ToArray(*q_latent)), WithHeads(ToArray(*q_pe))));
+    call.absorbed = true;
+    call.value_dim = q_latent->dim(-1);
+  } else if (q != nullptr) {
+    query = WithHeads(ToArray(*q));
+  } else {
+    return NotRecorded(s.Sibling("attn.q"));
+  }
+  const TensorPtr& source = call.absorbed ? q_latent : q;
+  if (!SameRows(*source, *s.tensor())) return Status::BadInput(info.name + " has other rows than its queries");
+  call.n_rows = query.shape[0];
+  call.heads = query.shape[1];
+
+  // Where keys come from: as gathered from the cache, as read back after the write, or as computed.
+  const std::string reads = s.Sibling(call.absorbed ? "attn.kv_read" : "attn.k_read");
+  const bool gathered = s.capture().Operand(info, reads).has_value();
+  const bool cached = !gathered && s.Text("kv_source", "fresh") == "cache" && Has(s, "attn.kv_write");
+  const TensorPtr topk = s.Operand(s.Sibling("attn.indexer.topk"));
+  const TensorPtr mask = s.Operand(s.Sibling("attn.mask"));
+  std::map<uint64_t, size_t> index;
+  for (int64_t r = 0; r < call.n_rows; ++r) {
+    const RowId& id = s.tensor()->rows[static_cast<size_t>(r)];
+    if (!id.real()) continue;
+    auto [at, fresh] = index.try_emplace(id.request, call.batches.size());
+    if (fresh) call.batches.emplace_back();
+    AttentionBatch& batch = call.batches[at->second];
+    batch.request = id.request;
+    batch.rows.push_back(r);
+    batch.query_positions.push_back(id.position);
+  }
+  const auto ranges = ParseRanges(Capture::OwnText(info, "keys").value_or(""));
+  if (!ranges.empty() && ranges.size() != call.batches.size()) {
+    return Status::BadInput(info.name + ": metadata keys has " + std::to_string(ranges.size()) + " ranges for " +
+                            std::to_string(call.batches.size()) + " requests");
+  }
+  for (size_t b = 0; b < call.batches.size(); ++b) {
+    AttentionBatch& batch = call.batches[b];
+    ASSAY_ASSIGN_OR_RETURN(batch.q, oracle::TakeRows(query, batch.rows));
+    if (!ranges.empty()) batch.range = ranges[b];
+    Keys k;
+    if (call.absorbed) {
+      if (gathered || cached) {
+        const std::string name = gathered ? reads : s.Sibling("attn.kv_write");
+        ASSAY_ASSIGN_OR_RETURN(k, KeysOf(s, name, batch.request, gathered));
+        call.key_names = {name};
+      } else {
+        call.key_names = {s.Sibling("attn.kv_c_normed"), s.Sibling("attn.k_pe")};
+        ASSAY_ASSIGN_OR_RETURN(k, KeysOf(s, call.key_names[0], batch.request, false));
+        ASSAY_ASSIGN_OR_RETURN(Keys pe, KeysOf(s, call.key_names[1], batch.request, false));
+        if (pe.positions != k.positions) return NotRecorded(call.key_names[1] + " of all rows");
+        ASSAY_ASSIGN_OR_RETURN(k.values, oracle::Concat(k.values, pe.values));
+      }
+      batch.k = std::move(k.values);
+    } else if (cached) {
+      call.key_names = {s.Sibling("attn.kv_write")};
+      ASSAY_ASSIGN_OR_RETURN(k, KeysOf(s, call.key_names[0], batch.request, false));
+      ASSAY_ASSIGN_OR_RETURN(auto parts, Split(k.values, query.cols()));
+      batch.k = std::move(parts.first);
+      batch.v = std::move(parts.second);
+    } else {
+      call.key_names = {gathered ? reads : s.Sibling("attn.k"), s.Sibling(gathered ? "attn.v_read" : "attn.v")};
+      ASSAY_ASSIGN_OR_RETURN(k, KeysOf(s, call.key_names[0], batch.request, gathered));
+      batch.k = std::move(k.values);
+      if (!scores) {
+        ASSAY_ASSIGN_OR_RETURN(Keys v, KeysOf(s, call.key_names[1], batch.request, gathered));
+        if (v.positions != k.positions) return NotRecorded(call.key_names[1] + " of all rows");
+        batch.v = std::move(v.values);
+        call.value_dim = batch.v.cols();
+      } else {
+        batch.v = batch.k;
+        call.value_dim = batch.v.cols();
+      }
+    }
+    if (!batch.v.values.empty()) call.value_dim = batch.v.cols();
+    batch.key_positions = std::move(k.positions);
+    if (topk != nullptr && SameRows(*topk, *s.tensor())) MaskChosen(*topk, &batch);
+    if (mask != nullptr && mask->shape.size() == 2) {
+      batch.mask =
+          Array::Filled({static_cast<int64_t>(batch.rows.size()), static_cast<int64_t>(batch.key_positions.size())});
+      for (size_t t = 0; t < batch.rows.size(); ++t) {
+        for (size_t j = 0; j < batch.key_positions.size(); ++j) {
+          const int64_t p = batch.key_positions[j];
+          if (p >= mask->shape[1]) continue;
+          batch.mask[static_cast<int64_t>(t * batch.key_positions.size() + j)] =
+              mask->row(batch.rows[t])[static_cast<size_t>(p)];
+        }
+      }
+    }
+  }
+
+  call.spec.scale = s.Number("softmax_scale", DefaultScale(s, q != nullptr ? q->dim(-1) : query.cols()));
+  call.spec.causal = s.Flag("causal", true);
+  call.spec.window = s.Integer("window", 0);
+  call.spec.chunk = s.Integer("attention_chunk", 0);
+  call.spec.prefix_len = s.Integer("prefix_len", 0);
+  call.spec.soft_cap = s.Number("soft_cap", 0);
+  if (const TensorPtr t = s.Operand(s.Sibling("attn.sinks"))) call.sinks = ToArray({call.heads}, t->values);
+  if (const TensorPtr t = s.Weight(s.Sibling("attn.sinks")); t != nullptr && call.sinks.values.empty()) {
+    call.sinks = ToArray({call.heads}, t->values);
+  }
+  for (const TensorPtr& t : {s.Operand(s.Sibling("attn.alibi_slopes")), s.Weight(s.Sibling("attn.alibi_slopes"))}) {
+    if (t != nullptr && call.slopes.values.empty()) call.slopes = ToArray({call.heads}, t->values);
+  }
+
+  // Keys that a query should see must be there.
+  if (!gathered) {
+    for (const AttentionBatch& batch : call.batches) {
+      const int64_t last = *std::max_element(batch.query_positions.begin(), batch.query_positions.end());
+      const int64_t first_query = *std::min_element(batch.query_positions.begin(), batch.query_positions.end());
+      int64_t first = call.spec.window > 0 ? std::max<int64_t>(0, first_query - call.spec.window + 1) : 0;
+      first = std::max(first, batch.range.begin);
+      const int64_t end = std::min(last + 1, batch.range.end);
+      const auto from = std::lower_bound(batch.key_positions.begin(), batch.key_positions.end(), first);
+      const auto to = std::lower_bound(batch.key_positions.begin(), batch.key_positions.end(), end);
+      if (to - from < end - first) {
+        return Status::BadInput(info.name + ": keys of earlier positions were not recorded (" + call.key_names[0] +
+                                ")");
+      }
+    }
+  }
+  return call;
+}
+
+Result<AttentionValues> Recompute(const AttentionCall& call, int only) {
+  AttentionValues all;
+  const auto fill = [&](oracle::Computed* c, std::vector<int64_t> shape, double value) {
+    c->value = Array::Filled(shape, value);
+    c->scale = Array::Filled(shape);
+    c->inner = Array::Filled(shape);
+  };
+  fill(&all.out, {call.n_rows, call.heads, call.value_dim}, 0);
+  fill(&all.lse, {call.n_rows, call.heads}, -std::numeric_limits<double>::infinity());
+  all.max_score = all.lse.value;
+  all.lse_of_keys = all.lse.value;
+  for (size_t b = 0; b < call.batches.size(); ++b) {
+    if (only >= 0 && static_cast<size_t>(only) != b) continue;
+    const AttentionBatch& batch = call.batches[b];
+    oracle::AttentionInput in;
+    in.q = &batch.q;
+    in.k = &batch.k;
+    in.v = batch.v.values.empty() ? nullptr : &batch.v;
+    in.value_dim = call.value_dim;
+    in.query_positions = batch.query_positions;
+    in.key_positions = batch.key_positions;
+    const std::vector<oracle::KeyRange> ranges(batch.rows.size(), batch.range);
+    in.ranges = ranges;
+    in.mask = batch.mask.values.empty() ? nullptr : &batch.mask;
+    in.sinks = call.sinks.values.empty() ? nullptr : &call.sinks;
+    in.alibi_slopes = call.slopes.values.empty() ? nullptr : &call.slopes;
+    if (batch.key_positions.empty()) {
+      if (in.sinks == nullptr) continue;
+    }
+    ASSAY_ASSIGN_OR_RETURN(oracle::AttentionResult r, oracle::Attend(in, call.spec));
+    const auto put = [&](const Array& from, Array* to, int64_t width) {
+      if (from.values.empty()) return;
+      for (size_t t = 0; t < batch.rows.size(); ++t) {
+        std::copy_n(from.values.begin() + static_cast<int64_t>(t) * width, width,
+                    to->values.begin() + batch.rows[t] * width);
+      }
+    };
+    const int64_t out_width = call.heads * call.value_dim;
+    put(r.out.value, &all.out.value, out_width);
+    put(r.out.scale, &all.out.scale, out_width);
+    put(r.out.inner, &all.out.inner, out_width);
+    put(r.lse.value, &all.lse.value, call.heads);
+    put(r.lse.scale, &all.lse.scale, call.heads);
+    put(r.lse.inner, &all.lse.inner, call.heads);
+    put(r.max_score, &all.max_score, call.heads);
+    put(r.lse_of_keys, &all.lse_of_keys, call.heads);
+    // The longest sum of all batches bounds each.
+    const auto widest = [](oracle::Computed* to, const oracle::Computed& from) {
+      to->k = std::max(to->k, from.k);
+      to->k_inner = std::max(to->k_inner, from.k_inner);
+      to->stores = std::max(to->stores, from.stores);
+    };
+    widest(&all.out, r.out);
+    widest(&all.lse, r.lse);
+  }
+  return all;
+}
+
+}  // namespace assay::op

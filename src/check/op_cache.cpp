@@ -1,0 +1,557 @@
+// The cache: rows read back after the write, rows that attention gathers, slots that change, entries of block tables,
+// and scales of the codes.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <set>
+
+#include "check/op_checks.h"
+#include "check/op_explain.h"
+
+namespace assay::check {
+namespace {
+
+using namespace op;
+using oracle::Array;
+
+constexpr double LargestCode(DType dtype) {
+  switch (dtype) {
+    case DType::kF8E4M3FN:
+      return 448;
+    case DType::kF8E5M2:
+      return 57344;
+    case DType::kF8E4M3FNUZ:
+      return 240;
+    case DType::kF8E5M2FNUZ:
+      return 57344;
+    case DType::kF4E2M1:
+      return 6;
+    case DType::kI8:
+      return 127;
+    default:
+      return 0;
+  }
+}
+
+// Owner of every slot after the steps up to `until`: request and position.
+using Owner = std::pair<uint64_t, int64_t>;
+std::map<int64_t, Owner> OwnersAfter(const Capture& capture, int64_t until, int32_t rank) {
+  std::map<int64_t, Owner> owners;
+  for (EventId id : capture.EventsOf("slot_mapping")) {
+    const auto info = capture.Info(id);
+    if (info->event.step > until) continue;
+    if (info->event.rank != rank && info->event.rank != 0) continue;
+    auto t = capture.Load(id);
+    if (!t.ok()) continue;
+    for (size_t r = 0; r < (*t)->rows.size() && r < (*t)->values.size(); ++r) {
+      const auto slot = static_cast<int64_t>((*t)->values[r]);
+      if (slot >= 0 && (*t)->rows[r].real()) owners[slot] = {(*t)->rows[r].request, (*t)->rows[r].position};
+    }
+  }
+  return owners;
+}
+
+std::set<int64_t> IntegersOf(const std::string& text) {
+  std::set<int64_t> out;
+  for (size_t at = 0; at < text.size();) {
+    const size_t comma = std::min(text.find(',', at), text.size());
+    out.insert(std::strtoll(text.c_str() + at, nullptr, 10));
+    at = comma + 1;
+  }
+  return out;
+}
+
+// ---- write ---------------------------------------------------------------------------------------------------------
+
+// What the rows written consist of, in order of columns within a head: key and value, or latent and k_pe.
+std::vector<Input> Written(const Subject& s) {
+  const TensorPtr latent = s.Operand(s.Sibling("attn.kv_c_normed")), pe = s.Operand(s.Sibling("attn.k_pe"));
+  if (latent != nullptr && pe != nullptr && s.tensor()->row_size() == latent->row_size() + pe->row_size()) {
+    return {{latent->info->name, latent}, {pe->info->name, pe}};
+  }
+  const TensorPtr k = s.Operand(s.Sibling("attn.k")), v = s.Operand(s.Sibling("attn.v"));
+  std::vector<Input> out;
+  if (k != nullptr) out.push_back({k->info->name, k});
+  if (k != nullptr && v != nullptr && s.tensor()->row_size() > k->row_size()) out.push_back({v->info->name, v});
+  return out;
+}
+
+void JudgeWrite(Subject& s) {
+  const std::vector<Input> parts = Written(s);
+  if (parts.empty()) return Missing(s, s.Sibling("attn.k or attn.kv_c_normed"));
+  const DType cache = ParseDType(s.Text("kv_cache_dtype", NameOf(s.info().event.dtype)));
+  const double k_scale = s.Number("k_scale", s.Number("kv_scale", 1)),
+               v_scale = s.Number("v_scale", s.Number("kv_scale", 1));
+  const double top = LargestCode(cache);
+  Operation write;
+  write.inputs = parts;
+  std::vector<double> part_scale{k_scale, parts.size() > 1 && parts[1].name.ends_with("attn.v") ? v_scale : k_scale};
+  write.run = [&](std::span<const Array> in) -> Result<oracle::Computed> {
+    const int64_t rows = s.actual().shape[0];
+    const int64_t heads = s.actual().rank() == 3 ? s.actual().shape[1] : 1,
+                  cols = s.actual().size() / std::max<int64_t>(rows * heads, 1);
+    oracle::Computed y;
+    y.value = y.scale = Array::Filled(s.actual().shape);
+    y.inner = Array::Filled(s.actual().shape);
+    int64_t begin = 0;
+    for (size_t j = 0; j < in.size(); ++j) {
+      const int64_t width = in[j].size() / std::max<int64_t>(rows * heads, 1);
+      if (in[j].size() != rows * heads * width || begin + width > cols)
+        return Status::BadInput(s.info().name + " has another shape than the rows written");
+      for (int64_t r = 0; r < rows * heads; ++r) {
+        for (int64_t c = 0; c < width; ++c) {
+          const double x = in[j][r * width + c];
+          y.value[r * cols + begin + c] = x;
+          // Codes below the smallest normal one keep less: half of the smallest step times the scale.
+          y.scale[r * cols + begin + c] = std::abs(x);
+          if (top > 0) y.inner[r * cols + begin + c] = part_scale[j];
+        }
+      }
+      begin += width;
+    }
+    if (begin != cols) return Status::BadInput(s.info().name + " holds more columns than the rows written");
+    y.k_inner = 1;
+    return y;
+  };
+  const auto right = write.Run();
+  if (!right.ok()) return s.report().Missing(right.status().message(), "record attn.k and attn.v of the same rows");
+  oracle::Precision p;
+  p.accum = 0;
+  const double u = top > 0 || IsFloat(cache) ? UnitRoundoff(cache == DType::kI8 ? DType::kF8E4M3FN : cache) : 0;
+  p.store = u;
+  p.floor = 0;
+  Difference d = Differ(s.actual(), *right, p, s.judged());
+  if (!d.ok && top > 0) {  // small elements: half of the smallest code's step
+    const double step = cache == DType::kI8 ? 0.5 : 0x1p-10;
+    p.floor = step * std::max(k_scale, v_scale);
+    d = Differ(s.actual(), *right, p, s.judged());
+  }
+  if (d.ok) return ReportRight(s, d);
+
+  std::optional<Explanation> why = ExplainUnwritten(s);
+  const auto fits = [&](const Result<oracle::Computed>& other) {
+    return other.ok() && Differ(s.actual(), *other, p, s.judged(), 2).ok;
+  };
+  // A captured graph that copies from where the rows were.
+  if (!why) {
+    for (const Input& part : parts) {
+      bool moved = false;
+      BoundEvent(s, part.name, part.tensor->info->id, &moved);
+      if (!moved || why) continue;
+      for (EventId id : s.capture().EventsOf(part.name)) {
+        auto old = s.capture().Load(id);
+        if (!old.ok() || !s.capture().Earlier(id, part.tensor->info->id) || (*old)->shape != part.tensor->shape)
+          continue;
+        auto arrays = write.arrays();
+        for (size_t j = 0; j < parts.size(); ++j) {
+          EventFilter filter;
+          filter.step = (*old)->info->event.step;
+          filter.rank = s.info().event.rank;
+          for (EventId other : s.capture().Find(parts[j].name, filter)) {
+            if (auto t = s.capture().Load(other); t.ok() && (*t)->shape == parts[j].tensor->shape)
+              arrays[j] = ToArray(**t);
+          }
+        }
+        if (!fits(write.run(arrays))) continue;
+        why = Explanation{fault_class::kGraph, "fits the rows of step " + std::to_string((*old)->info->event.step) +
+                                                   ": the launch is bound to an address that they have left"};
+        break;
+      }
+    }
+  }
+  // The rows lie elsewhere in the memory behind the cache.
+  if (!why) {
+    if (const TensorPtr storage = StorageOf(s, s.info())) {
+      const int64_t width = right->value.cols();
+      std::set<std::vector<double>> rows;
+      // Rows may begin at any multiple of the width.
+      for (int64_t at = 0; at + width <= storage->n(); at += width)
+        rows.emplace(storage->values.begin() + at, storage->values.begin() + at + width);
+      bool all = true;
+      for (int64_t r = 0; r < right->value.rows() && all; ++r) {
+        const auto row = right->value.row(r);
+        all = rows.contains(std::vector<double>(row.begin(), row.end()));
+      }
+      if (all)
+        why = Explanation{fault_class::kStride,
+                          "all rows written lie in the storage of the cache, at other places than the view leads to"};
+    }
+  }
+  // Scales: everything one constant off, or cut at the largest code.
+  if (!why) {
+    const double ratio = ConstantRatio(s.actual(), right->value, s.judged(), std::max(2 * u, 1e-3));
+    if (!std::isnan(ratio)) {
+      why = Explanation{top > 0 || k_scale != 1 ? fault_class::kKvScale : fault_class::kKvScale,
+                        "rows read back are one constant times the rows written", ratio, "row read back / row written"};
+    }
+  }
+  if (!why && top > 0) {
+    int64_t stuck = 0, off = 0, beyond = 0;
+    double cross = 0, square = 0, total = 0;
+    const int64_t cols = right->value.cols();
+    const int64_t first_part =
+        parts[0].tensor->row_size() / std::max<int64_t>(s.actual().rank() == 3 ? s.actual().shape[1] : 1, 1);
+    for (int64_t i = 0; i < s.actual().size(); ++i) {
+      const double limit = top * part_scale[i % cols < first_part ? 0 : 1], x = s.actual()[i], want = right->value[i];
+      const bool at_top = std::abs(std::abs(x) - limit) <= 1e-3 * limit;
+      stuck += at_top;
+      beyond += std::abs(want) > limit * (1 + u);
+      if (std::abs(x - want) > 2 * u * std::abs(want) + p.floor * 2 && !(at_top && std::abs(want) > limit)) ++off;
+      cross += x * want;
+      square += want * want;
+      total += x * x;
+    }
+    if (off == 0 && beyond > 0) {
+      why = Explanation{
+          fault_class::kKvScale,
+          std::to_string(beyond) + " elements are beyond the largest code times the scale and were cut there"};
+    } else if (square > 0 && total > 0) {
+      // The codes were cut as well: the ratio is that of the elements below the top.
+      const double c = cross / square;
+      double error = 0;
+      for (int64_t i = 0; i < s.actual().size(); ++i)
+        error += (s.actual()[i] - c * right->value[i]) * (s.actual()[i] - c * right->value[i]);
+      if (std::abs(c - 1) > 0.05 && error < 0.01 * total)
+        why = Explanation{fault_class::kKvScale, "rows read back are nearly one constant times the rows written", c,
+                          "row read back / row written"};
+    }
+    (void)stuck;
+  }
+  if (!why) why = Explanation{fault_class::kKvIdent, "rows read back are not the rows that were written"};
+  ReportWrong(s, d, *why);
+}
+
+// ---- read ----------------------------------------------------------------------------------------------------------
+
+// The last row of (request, position) that the parts hold up to this event.
+std::optional<std::vector<double>> LastRow(const Subject& s, std::span<const std::string> names, uint64_t request,
+                                           int64_t position) {
+  std::vector<double> out;
+  for (const std::string& name : names) {
+    auto rows = s.capture().RowsOf(name, request, s.info().id, s.info().event.rank);
+    if (!rows.ok()) return std::nullopt;
+    const auto row = rows->at(position);
+    if (row.empty()) return std::nullopt;
+    out.insert(out.end(), row.begin(), row.end());
+  }
+  return out;
+}
+
+void JudgeRead(Subject& s) {
+  const bool latent = s.info().name.ends_with("attn.kv_read");
+  const bool value = s.info().name.ends_with("attn.v_read");
+  std::vector<std::string> names;
+  const bool quantised = s.capture().HasSite(s.Sibling("attn.kv_write"));
+  if (quantised)
+    names = {s.Sibling("attn.kv_write")};
+  else if (latent)
+    names = {s.Sibling("attn.kv_c_normed"), s.Sibling("attn.k_pe")};
+  else
+    names = {s.Sibling(value ? "attn.v" : "attn.k")};
+  if (!s.capture().HasSite(names[0])) {
+    return s.report().Missing(s.info().name + ": " + names[0] + " was not recorded", Capture::RecordHint(names[0]));
+  }
+  // Of a head of kv_write: its first columns are the key, the others the value.
+  const int64_t heads = s.actual().rank() == 3 ? s.actual().shape[1] : 1;
+  const int64_t cols = s.actual().size() / std::max<int64_t>(s.actual().shape[0] * heads, 1);
+  const auto cut = [&](std::vector<double> row) {
+    if (!quantised || latent || heads == 0) return row;
+    const auto wide = static_cast<int64_t>(row.size()) / heads;
+    if (wide <= cols) return row;
+    std::vector<double> out;
+    for (int64_t h = 0; h < heads; ++h) {
+      const int64_t begin = h * wide + (value ? wide - cols : 0);
+      out.insert(out.end(), row.begin() + begin, row.begin() + begin + cols);
+    }
+    return out;
+  };
+  std::vector<int64_t> wrong;
+  int64_t judged = 0;
+  std::string found;
+  const auto keys = s.capture().RequestKeys();
+  for (int64_t r = 0; r < s.tensor()->n_rows(); ++r) {
+    const RowId& id = s.tensor()->rows.empty() ? RowId{} : s.tensor()->rows[static_cast<size_t>(r)];
+    if (!id.real()) continue;
+    const auto row = s.tensor()->row(r);
+    const std::vector<double> have(row.begin(), row.end());
+    // A request that took blocks over reads what another one with the same first tokens wrote.
+    bool known = false, right = false;
+    const RequestInfo* mine = s.capture().Request(id.request);
+    std::vector<uint64_t> owners{id.request};
+    for (uint64_t other : keys) {
+      const RequestInfo* theirs = s.capture().Request(other);
+      if (other == id.request || mine == nullptr || theirs == nullptr) continue;
+      const auto n = static_cast<size_t>(id.position) + 1;
+      if (mine->tokens.size() < n || theirs->tokens.size() < n) continue;
+      if (std::equal(mine->tokens.begin(), mine->tokens.begin() + static_cast<int64_t>(n), theirs->tokens.begin()))
+        owners.push_back(other);
+    }
+    for (uint64_t owner : owners) {
+      auto want = LastRow(s, names, owner, id.position);
+      if (!want) continue;
+      known = true;
+      right = right || cut(std::move(*want)) == have;
+    }
+    if (!known) continue;
+    ++judged;
+    if (!right) wrong.push_back(r);
+  }
+  if (judged == 0) return Missing(s, names[0] + " of the rows read");
+  if (wrong.empty()) return s.report().Right(s.info().id);
+  // Whose row is it?
+  const auto first = s.tensor()->row(wrong[0]);
+  const std::vector<double> have(first.begin(), first.end());
+  std::vector<uint64_t> everyone = keys;
+  for (const RowId& id : s.tensor()->rows) everyone.push_back(id.request);
+  for (uint64_t request : everyone) {
+    auto rows = s.capture().RowsOf(names[0], request, s.info().id, s.info().event.rank);
+    if (!rows.ok() || !found.empty()) continue;
+    for (int64_t p : rows->positions) {
+      auto row = LastRow(s, names, request, p);
+      if (row && cut(std::move(*row)) == have) {
+        char text[120];
+        std::snprintf(text, sizeof text, "; the first one is the row of request %016llx at position %lld",
+                      static_cast<unsigned long long>(request), static_cast<long long>(p));
+        found = text;
+        break;
+      }
+    }
+  }
+  ReportRule(s.capture(), s.report(), s.info(),
+             {fault_class::kKvIdent,
+              std::to_string(wrong.size()) +
+                  " rows gathered are not those that were written for their request and position" + found},
+             wrong);
+}
+
+// ---- pool ----------------------------------------------------------------------------------------------------------
+
+void JudgePool(Subject& s) {
+  if (s.info().audit != "after") return;
+  EventFilter filter;
+  filter.step = s.info().event.step;
+  filter.rank = s.info().event.rank;
+  filter.audit = "before";
+  const auto looks = s.capture().Find(s.info().name, filter);
+  if (looks.empty()) return Missing(s, s.info().name + " with audit=before");
+  auto before = s.capture().Load(looks.back());
+  if (!before.ok() || (*before)->bytes.size() != s.tensor()->bytes.size() || s.tensor()->n_rows() == 0) return;
+  const size_t width = s.tensor()->bytes.size() / static_cast<size_t>(s.tensor()->n_rows());
+  std::set<int64_t> changed;
+  for (int64_t slot = 0; slot < s.tensor()->n_rows(); ++slot) {
+    const size_t at = static_cast<size_t>(slot) * width;
+    if (std::memcmp((*before)->bytes.data() + at, s.tensor()->bytes.data() + at, width) != 0) changed.insert(slot);
+  }
+  EventFilter step;
+  step.step = s.info().event.step;
+  std::set<int64_t> mapped;
+  const auto mappings = s.capture().Find("slot_mapping", step);
+  if (mappings.empty() && s.capture().EventsOf("slot_mapping").empty()) return Missing(s, "slot_mapping");
+  for (EventId id : mappings) {
+    auto t = s.capture().Load(id);
+    if (!t.ok()) continue;
+    for (size_t r = 0; r < (*t)->rows.size(); ++r) {
+      if ((*t)->rows[r].real()) mapped.insert(static_cast<int64_t>((*t)->values[r]));
+    }
+  }
+  const auto owners = OwnersAfter(s.capture(), s.info().event.step - 1, s.info().event.rank);
+  const std::set<int64_t> reserved = IntegersOf(Capture::OwnText(s.info(), "reserved_slots").value_or(""));
+  std::vector<int64_t> foreign, kept;
+  for (int64_t slot : changed) {
+    if (mapped.contains(slot)) continue;
+    if (reserved.contains(slot))
+      kept.push_back(slot);
+    else if (owners.contains(slot))
+      foreign.push_back(slot);
+  }
+  if (foreign.empty() && kept.empty()) return s.report().Right(s.info().id);
+  if (!kept.empty()) {
+    return ReportRule(s.capture(), s.report(), s.info(),
+                      {fault_class::kPadRead,
+                       "reserved slot " + std::to_string(kept[0]) + " changed: a padding row was written to it"});
+  }
+  Explanation why{fault_class::kKvIdent,
+                  std::to_string(foreign.size()) +
+                      " slots of other rows changed that no row of the step maps, the first is slot " +
+                      std::to_string(foreign[0])};
+  // Zeros over live slots: how many elements.
+  int64_t zeros = 0;
+  bool all_zero = true;
+  for (int64_t slot : foreign) {
+    for (double x : s.tensor()->row(slot)) {
+      all_zero = all_zero && x == 0;
+      ++zeros;
+    }
+  }
+  if (all_zero) {
+    why.constant = static_cast<double>(zeros);
+    why.meaning = "length of the run of zeros, in elements";
+  }
+  ReportRule(s.capture(), s.report(), s.info(), why);
+}
+
+// ---- tables --------------------------------------------------------------------------------------------------------
+
+void JudgeTable(Subject& s) {
+  const int64_t size = s.Integer("block_size", 1);
+  if (s.capture().EventsOf("slot_mapping").empty()) return Missing(s, "slot_mapping");
+  const auto owners = OwnersAfter(s.capture(), s.info().event.step, s.info().event.rank);
+  std::vector<int64_t> wrong;
+  std::string text;
+  for (size_t b = 0; b < s.tensor()->rows.size(); ++b) {
+    const RowId& id = s.tensor()->rows[b];
+    if (!id.real()) continue;
+    // Entries that no query of the step sees are not judged: every attention call of the step must have the window.
+    int64_t first = 0;
+    bool some = false;
+    for (const std::string& name : s.capture().NamesOfStem("attn.out")) {
+      EventFilter filter;
+      filter.step = s.info().event.step;
+      filter.rank = s.info().event.rank;
+      for (EventId event : s.capture().Find(name, filter)) {
+        const auto out = s.capture().Info(event);
+        const int64_t window = s.capture().Integer(*out, "window").value_or(0);
+        int64_t query = id.position;
+        for (const RowId& row : RowIdsOf(out->event)) {
+          if (row.real() && row.request == id.request) query = std::min(query, row.position);
+        }
+        const int64_t seen = window > 0 ? std::max<int64_t>(0, query - window + 1) : 0;
+        first = some ? std::min(first, seen) : seen;
+        some = true;
+      }
+    }
+    const auto entries = s.tensor()->row(static_cast<int64_t>(b));
+    for (int64_t p = first; p <= id.position; ++p) {
+      const auto block = static_cast<size_t>(p / std::max<int64_t>(size, 1));
+      const int64_t slot = block < entries.size() ? static_cast<int64_t>(entries[block]) * size + p % size : -1;
+      const auto owner = owners.find(slot);
+      if (owner != owners.end() && owner->second == Owner{id.request, p}) continue;
+      // A block shared with a request of the same first tokens.
+      bool shared = false;
+      if (owner != owners.end() && owner->second.second == p) {
+        const RequestInfo *mine = s.capture().Request(id.request), *theirs = s.capture().Request(owner->second.first);
+        const auto n = static_cast<size_t>(p) + 1;
+        shared =
+            mine != nullptr && theirs != nullptr && mine->tokens.size() >= n && theirs->tokens.size() >= n &&
+            std::equal(mine->tokens.begin(), mine->tokens.begin() + static_cast<int64_t>(n), theirs->tokens.begin());
+      }
+      if (shared) continue;
+      if (wrong.empty())
+        text = "entry " + std::to_string(block) + " leads to slot " + std::to_string(slot) +
+               (owner == owners.end() ? ", which no row was written to" : ", which belongs to another row") +
+               ", for position " + std::to_string(p);
+      wrong.push_back(static_cast<int64_t>(b));
+      break;
+    }
+  }
+  if (wrong.empty()) return s.report().Right(s.info().id);
+  ReportRule(s.capture(), s.report(), s.info(), {fault_class::kKvIdent, text}, wrong);
+}
+
+// ---- scales --------------------------------------------------------------------------------------------------------
+
+void JudgeScale(Subject& s) {
+  const EventInfo& info = s.info();
+  // What was there after the operation is what is there when it is used.
+  if (info.audit == "after") {
+    EventFilter filter;
+    filter.step = info.event.step;
+    filter.rank = info.event.rank;
+    filter.audit = "read";
+    for (EventId id : s.capture().Find(info.name, filter)) {
+      auto later = s.capture().Load(id);
+      if (!later.ok() || (*later)->bytes.size() != s.tensor()->bytes.size()) continue;
+      if (std::memcmp((*later)->bytes.data(), s.tensor()->bytes.data(), s.tensor()->bytes.size()) == 0) continue;
+      std::string text = "what was written is not what is read at the time of use";
+      for (const std::string& name : s.capture().Names()) {
+        if (name == info.name) continue;
+        for (EventId other : s.capture().EventsOf(name)) {
+          const auto theirs = s.capture().Info(other);
+          if (AddressOf(theirs->event) != 0 && AddressOf(theirs->event) == AddressOf((*later)->info->event) &&
+              theirs->event.rank == info.event.rank) {
+            text += ": " + name + " has the same address";
+            break;
+          }
+        }
+        if (text.find("address") != std::string::npos) break;
+      }
+      return ReportRule(s.capture(), s.report(), info, {fault_class::kKvScale, text});
+    }
+  }
+  if (s.Text("scale_rule", "static") != "dynamic" || Capture::OwnText(info, "quant")) return;
+  std::string of = Capture::OwnText(info, "scale_of")
+                       .value_or(info.name.ends_with(".q_scale") ? info.name.substr(0, info.name.size() - 8)
+                                                                 : info.name.substr(0, info.name.size() - 6));
+  const TensorPtr x = s.Operand(of);
+  if (x == nullptr) return Missing(s, of);
+  const DType dtype = ParseDType(s.Text("kv_cache_dtype", "f8_e4m3fn"));
+  const double top = LargestCode(dtype) > 0 ? LargestCode(dtype) : 448;
+  const int64_t groups = std::max<int64_t>(s.actual().size(), 1), width = x->n() / groups;
+  if (groups * width != x->n()) return;
+  std::vector<double> want(static_cast<size_t>(groups), 0);
+  bool finite = true, padding_bad = false, real_bad = false;
+  for (int64_t i = 0; i < x->n(); ++i) {
+    const double v = x->values[static_cast<size_t>(i)];
+    if (!std::isfinite(v)) {
+      finite = false;
+      const int64_t row = x->row_size() > 0 ? i / x->row_size() : 0;
+      (x->rows.empty() || x->rows[static_cast<size_t>(row)].real() ? real_bad : padding_bad) = true;
+      continue;
+    }
+    want[static_cast<size_t>(i / width)] = std::max(want[static_cast<size_t>(i / width)], std::abs(v) / top);
+  }
+  if (!finite) {
+    bool nan = false;
+    for (double v : s.actual().values) nan = nan || !std::isfinite(v);
+    if (nan && padding_bad && !real_bad) {
+      Explanation why{fault_class::kPadRead,
+                      of + " is not finite in padding rows alone, and the scale of the whole tensor is not finite"};
+      why.blamed = x->info->id;
+      ReportRule(s.capture(), s.report(), info, why);
+    }
+    return;
+  }
+  double worst = 1;
+  for (int64_t g = 0; g < groups; ++g) {
+    const double have = s.actual()[g], right = want[static_cast<size_t>(g)];
+    if (right == 0 && std::isfinite(have)) continue;  // any scale serves zeros
+    const double ratio = have / right;
+    if (!std::isfinite(ratio) || std::abs(std::log(std::abs(ratio))) > std::abs(std::log(std::abs(worst))))
+      worst = ratio;
+  }
+  const double tolerance = std::max(1e-5, 4 * UnitRoundoff(IsFloat(info.event.dtype) ? info.event.dtype : DType::kF32));
+  if (std::abs(worst - 1) <= tolerance) return s.report().Right(info.id);
+  ReportRule(s.capture(), s.report(), info,
+             {fault_class::kKvScale, "the scale is not the largest magnitude of the tensor over the largest code",
+              worst, "scale used / scale of the tensor"});
+}
+
+}  // namespace
+
+void JudgeCacheWrite(const Capture& capture, CheckReport* report) {
+  constexpr std::string_view kWrite[] = {"attn.kv_write"};
+  JudgeStems(capture, report, kWrite, JudgeWrite);
+}
+void JudgeCacheRead(const Capture& capture, CheckReport* report) {
+  constexpr std::string_view kRead[] = {"attn.k_read", "attn.v_read", "attn.kv_read"};
+  JudgeStems(capture, report, kRead, JudgeRead);
+}
+void JudgeCachePool(const Capture& capture, CheckReport* report) {
+  constexpr std::string_view kPools[] = {"attn.k_cache", "attn.v_cache", "attn.kv_cache"};
+  JudgeStems(capture, report, kPools, JudgePool);
+}
+void JudgeCacheIds(const Capture& capture, CheckReport* report) {
+  constexpr std::string_view kTable[] = {"block_table"};
+  JudgeStems(capture, report, kTable, JudgeTable);
+}
+void JudgeScales(const Capture& capture, CheckReport* report) {
+  std::set<std::string> stems{"attn.k_scale", "attn.v_scale", "attn.kv_scale"};
+  for (const std::string& name : capture.Names()) {
+    if (name.ends_with(".q_scale")) stems.insert(ParseSiteName(name).stem);
+  }
+  const std::vector<std::string_view> views(stems.begin(), stems.end());
+  JudgeStems(capture, report, views, JudgeScale);
+}
+
+}  // namespace assay::check

@@ -1,0 +1,293 @@
+#include "check/op_common.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+namespace assay::op {
+namespace {
+
+std::vector<std::pair<int64_t, int64_t>> RangesOf(std::vector<int64_t> positions) {
+  std::sort(positions.begin(), positions.end());
+  std::vector<std::pair<int64_t, int64_t>> ranges;
+  for (int64_t p : positions) {
+    if (!ranges.empty() && p <= ranges.back().second + 1) {
+      ranges.back().second = std::max(ranges.back().second, p);
+    } else {
+      ranges.emplace_back(p, p);
+    }
+  }
+  return ranges;
+}
+
+// Request and positions of the first request among the rows.
+void FillRows(FirstBad* bad, const Tensor& tensor, std::span<const int64_t> rows) {
+  std::vector<int64_t> positions;
+  bool first = true;
+  for (int64_t r : rows) {
+    if (r < 0 || r >= static_cast<int64_t>(tensor.rows.size())) continue;
+    const RowId& id = tensor.rows[static_cast<size_t>(r)];
+    if (!id.known) continue;
+    if (first) bad->request = id.request;
+    first = false;
+    if (id.request == bad->request) positions.push_back(id.position);
+  }
+  bad->positions = RangesOf(std::move(positions));
+}
+
+std::string NumberText(double value) {
+  char text[40];
+  std::snprintf(text, sizeof text, "%.6g", value);
+  return text;
+}
+
+void FillCause(FirstBad* bad, const Explanation& why) {
+  bad->cls = std::string(why.cls);
+  bad->method = "check: oracle";
+  if (!std::isnan(why.constant)) {
+    bad->constant_value = why.constant;
+    bad->constant = NumberText(why.constant) + (why.meaning.empty() ? "" : " = " + why.meaning);
+  }
+  if (!why.text.empty()) bad->evidence.push_back(why.text);
+  bad->confidence = why.rank >= 2 ? 0.95 : 0.7;
+}
+
+}  // namespace
+
+Subject::Subject(const Capture& capture, TensorPtr tensor, CheckReport& report)
+    : capture_(capture), tensor_(std::move(tensor)), report_(report), actual_(ToArray(*tensor_)) {
+  judged_.assign(static_cast<size_t>(tensor_->n_rows()), 1);
+  for (size_t r = 0; r < tensor_->rows.size() && r < judged_.size(); ++r) judged_[r] = tensor_->rows[r].real();
+}
+
+TensorPtr Subject::Operand(std::string_view name) const {
+  auto loaded = capture_.LoadOperand(info(), name);
+  return loaded.ok() ? *loaded : nullptr;
+}
+
+TensorPtr Subject::Weight(std::string_view name) const {
+  auto loaded = capture_.LoadWeight(info(), name);
+  return loaded.ok() ? *loaded : nullptr;
+}
+
+double Subject::Number(std::string_view key, double otherwise) const {
+  return capture_.Number(info(), key).value_or(otherwise);
+}
+int64_t Subject::Integer(std::string_view key, int64_t otherwise) const {
+  return capture_.Integer(info(), key).value_or(otherwise);
+}
+std::string Subject::Text(std::string_view key, std::string_view otherwise) const {
+  return capture_.Text(info(), key).value_or(std::string(otherwise));
+}
+bool Subject::Flag(std::string_view key, bool otherwise) const {
+  return capture_.Text(info(), key) ? capture_.Flag(info(), key) : otherwise;
+}
+
+oracle::Precision Subject::precision() const {
+  const Event& event = info().event;
+  const auto declared = [&](std::string_view key, DType otherwise) {
+    const DType dtype = ParseDType(Capture::OwnText(info(), key).value_or(""));
+    return dtype == DType::kInvalid ? otherwise : dtype;
+  };
+  DType own = IsFloat(event.compute_dtype) ? event.compute_dtype : event.dtype;
+  if (!IsFloat(own)) own = DType::kF32;
+  if (own == DType::kF64) own = DType::kF32;  // a wide container says nothing of the arithmetic
+  const DType store = declared("store_dtype", own);
+  oracle::Precision p = oracle::PrecisionOf(declared("accum_dtype", DType::kF32), store);
+  return p;
+}
+
+oracle::Array ToArray(const Tensor& tensor) { return {tensor.shape, tensor.values}; }
+oracle::Array ToArray(std::vector<int64_t> shape, std::span<const double> values) {
+  return {std::move(shape), std::vector<double>(values.begin(), values.end())};
+}
+
+double Allowed(const oracle::Computed& right, int64_t i, const oracle::Precision& precision, bool one_store) {
+  if (!one_store) return oracle::BoundAt(right, i, precision);
+  oracle::Precision sum = precision;
+  sum.store = 0;
+  const double bound = oracle::BoundAt(right, i, sum);
+  return bound + precision.store * (std::abs(right.value[i]) + bound);
+}
+
+Difference Differ(const Subject& subject, const oracle::Computed& right, double slack) {
+  return Differ(subject.actual(), right, subject.precision(), subject.judged(), slack, subject.one_store);
+}
+
+Difference Differ(const oracle::Array& actual, const oracle::Computed& right, const oracle::Precision& precision,
+                  std::span<const char> judged, double slack, bool one_store) {
+  Difference d;
+  if (actual.size() != right.value.size()) {
+    d.ok = false;
+    d.worst = std::numeric_limits<double>::infinity();
+    return d;
+  }
+  const int64_t n_rows = std::max<int64_t>(static_cast<int64_t>(judged.size()), 1);
+  const int64_t width = actual.size() / n_rows;
+  const bool has_heads = actual.rank() == 3;
+  const int64_t head_size = has_heads ? std::max<int64_t>(actual.cols(), 1) : 1;
+  std::vector<char> heads(has_heads ? static_cast<size_t>(actual.shape[1]) : 0, 0);
+  double error_sq = 0, right_sq = 0, bound_sq = 0;
+  for (int64_t r = 0; r < n_rows; ++r) {
+    if (!judged.empty() && !judged[static_cast<size_t>(r)]) continue;
+    bool bad = false;
+    for (int64_t c = 0; c < width; ++c) {
+      const int64_t i = r * width + c;
+      const double got = actual[i], want = right.value[i];
+      double ratio = 0;
+      if (!std::isfinite(got) || !std::isfinite(want)) {
+        if (got == want || (std::isnan(got) && std::isnan(want))) continue;
+        if (std::isfinite(want)) d.nonfinite = true;
+        ratio = std::numeric_limits<double>::infinity();
+      } else {
+        const double error = std::abs(got - want), bound = Allowed(right, i, precision, one_store) * slack;
+        error_sq += error * error;
+        right_sq += want * want;
+        if (std::isfinite(bound)) bound_sq += bound * bound;
+        if (error == 0) continue;
+        ratio = bound > 0 ? error / bound : std::numeric_limits<double>::infinity();
+      }
+      d.worst = std::max(d.worst, ratio);
+      if (ratio <= 1) continue;
+      bad = true;
+      if (has_heads) heads[static_cast<size_t>(c / head_size)] = 1;
+    }
+    if (bad) d.rows.push_back(r);
+  }
+  for (size_t h = 0; h < heads.size(); ++h) {
+    if (heads[h]) d.heads.push_back(static_cast<int64_t>(h));
+  }
+  d.ok = d.rows.empty();
+  if (right_sq > 0) {
+    d.measured = std::sqrt(error_sq / right_sq);
+    d.allowed = std::sqrt(bound_sq / right_sq);
+  } else {
+    d.measured = std::sqrt(error_sq);
+  }
+  return d;
+}
+
+Difference DifferExactly(const oracle::Array& actual, const oracle::Array& right, std::span<const char> judged) {
+  oracle::Computed exact;
+  exact.value = right;
+  exact.scale = oracle::Array::Filled(right.shape, 0);
+  oracle::Precision none;
+  none.accum = none.store = 0;
+  return Differ(actual, exact, none, judged);
+}
+
+bool Fits(const Subject& subject, const Result<oracle::Computed>& candidate, double slack) {
+  if (!candidate.ok()) return false;
+  return Differ(subject, *candidate, slack).ok;
+}
+
+double ConstantRatio(const oracle::Array& actual, const oracle::Array& right, std::span<const char> judged,
+                     double tolerance) {
+  if (actual.size() != right.size() || actual.size() == 0) return kNone;
+  const int64_t n_rows = std::max<int64_t>(static_cast<int64_t>(judged.size()), 1);
+  const int64_t width = actual.size() / n_rows;
+  const auto counts = [&](int64_t i) { return judged.empty() || judged[static_cast<size_t>(i / width)]; };
+  double cross = 0, square = 0;
+  for (int64_t i = 0; i < actual.size(); ++i) {
+    if (!counts(i)) continue;
+    if (!std::isfinite(actual[i]) || !std::isfinite(right[i])) return kNone;
+    cross += actual[i] * right[i];
+    square += right[i] * right[i];
+  }
+  if (square == 0) return kNone;
+  const double c = cross / square;
+  if (std::abs(c - 1) <= 1e-3 || c == 0) return kNone;
+  for (int64_t r = 0; r < n_rows; ++r) {
+    double top = 0, error = 0;
+    if (!counts(r * width)) continue;
+    for (int64_t i = r * width; i < (r + 1) * width; ++i) {
+      top = std::max(top, std::abs(c * right[i]));
+      error = std::max(error, std::abs(actual[i] - c * right[i]));
+    }
+    if (error > tolerance * top) return kNone;
+  }
+  return c;
+}
+
+void ReportRight(const Subject& subject, const Difference& difference) {
+  subject.report().Right(subject.info().id, difference.measured, difference.allowed);
+}
+
+void ReportWrong(const Subject& subject, const Difference& difference, const Explanation& why) {
+  Suspicion s;
+  s.event = why.blamed == kNoEvent ? subject.info().id : why.blamed;
+  s.rank = why.rank;
+  s.bad.measured = difference.measured;
+  s.bad.bound = difference.allowed;
+  const oracle::Precision p = subject.precision();
+  s.bad.bound_basis = "relative L2 of what the declared precision allows: sums at 2^" +
+                      std::to_string(std::ilogb(p.accum)) + ", result at 2^" + std::to_string(std::ilogb(p.store));
+  FillRows(&s.bad, *subject.tensor(), difference.rows);
+  for (int64_t h : difference.heads) s.bad.heads.push_back(static_cast<int32_t>(h));
+  FillCause(&s.bad, why);
+  s.bad.evidence.push_back("operands as recorded give another result: relative distance " +
+                           NumberText(difference.measured) + ", allowed " + NumberText(difference.allowed) + ", in " +
+                           std::to_string(difference.rows.size()) + " of " + std::to_string(subject.judged().size()) +
+                           " rows");
+  subject.report().Found(std::move(s));
+}
+
+void ReportRule(const Capture& capture, CheckReport& report, const EventInfo& info, const Explanation& why,
+                std::span<const int64_t> rows) {
+  Suspicion s;
+  s.event = why.blamed == kNoEvent ? info.id : why.blamed;
+  s.rank = why.rank;
+  s.bad.bound_basis = "exact rule";
+  if (auto tensor = capture.Load(info.id); tensor.ok()) FillRows(&s.bad, **tensor, rows);
+  FillCause(&s.bad, why);
+  report.Found(std::move(s));
+}
+
+void JudgeStems(const Capture& capture, CheckReport* report, std::span<const std::string_view> stems,
+                const JudgeFunction& judge, bool at_load) {
+  for (std::string_view stem : stems) {
+    const bool partial = stem.ends_with(".partial");
+    for (const std::string& name : capture.NamesOfStem(partial ? stem.substr(0, stem.size() - 8) : stem)) {
+      bool told = false;
+      if (!name.ends_with(stem)) continue;  // partial ones share the stem of the whole
+      for (EventId id : capture.EventsOf(name)) {
+        if (!capture.has_payloads() && told) break;
+        const auto info = capture.Info(id);
+        if (info->audit == "before" || info->audit == "read") continue;
+        if ((info->event.phase == Phase::kLoad) != at_load) continue;
+        auto tensor = capture.Load(id);
+        if (!tensor.ok()) {
+          if (!told) report->Missing(tensor.status().message(), Capture::RecordHint(name));
+          told = true;
+          continue;
+        }
+        if ((*tensor)->sampled) continue;  // rows of operands would have to be the same sample
+        Subject subject(capture, *tensor, *report);
+        judge(subject);
+      }
+    }
+  }
+}
+
+void Missing(const Subject& subject, std::string_view name) {
+  subject.report().Missing(subject.info().name + ": " + std::string(name) + " was not recorded as payload",
+                           Capture::RecordHint(name));
+}
+
+uint64_t AddressOf(const Event& event) {
+  if (event.base_address == 0) return 0;
+  return event.base_address + static_cast<uint64_t>(event.storage_offset * BitsOf(event.dtype) / 8);
+}
+
+bool SameRows(const Tensor& a, const Tensor& b) {
+  if (a.rows.size() != b.rows.size()) return false;
+  for (size_t r = 0; r < a.rows.size(); ++r) {
+    if (a.rows[r].request != b.rows[r].request || a.rows[r].position != b.rows[r].position ||
+        a.rows[r].real() != b.rows[r].real()) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace assay::op

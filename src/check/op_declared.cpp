@@ -1,0 +1,125 @@
+// Operations at names of their own, which say what they are by metadata `op` and `inputs`.
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "check/op_checks.h"
+#include "check/op_explain.h"
+#include "check/op_rope.h"
+#include "oracle/activation.h"
+#include "oracle/linear.h"
+#include "oracle/norm.h"
+#include "oracle/softmax.h"
+
+namespace assay::check {
+namespace {
+
+using namespace op;
+using oracle::Array;
+
+void JudgeDeclaredOperation(Subject& s, const std::string& kind, const std::vector<std::string>& names) {
+  Operation op;
+  for (const std::string& name : names) {
+    TensorPtr t = s.Operand(name);
+    if (t == nullptr) t = s.Weight(name);
+    if (t == nullptr) return Missing(s, name);
+    op.inputs.push_back({name, t});
+  }
+  if (op.inputs.empty()) return;
+  const size_t n = op.inputs.size();
+  const auto reshaped = [&](Result<oracle::Computed> y) -> Result<oracle::Computed> {
+    if (y.ok() && y->value.size() == s.actual().size()) y->value.shape = s.actual().shape;
+    return y;
+  };
+  const double eps = s.Number("eps", 1e-6);
+  if (kind == "linear" && n >= 2) {
+    op.run = [=](std::span<const Array> in) {
+      Array x = in[0];
+      if (x.cols() != in[1].cols() && x.rank() > 2) x.shape = {x.shape[0], x.size() / x.shape[0]};
+      return reshaped(oracle::Linear(x, in[1], n > 2 ? in[2] : Array{{0}, {}}));
+    };
+  } else if (kind == "rmsnorm") {
+    op.run = [=](std::span<const Array> in) { return oracle::RmsNorm(in[0], n > 1 ? in[1] : Array{{0}, {}}, eps); };
+  } else if (kind == "layernorm") {
+    op.run = [=](std::span<const Array> in) {
+      return oracle::LayerNorm(in[0], n > 1 ? in[1] : Array{{0}, {}}, n > 2 ? in[2] : Array{{0}, {}}, eps);
+    };
+  } else if (kind == "softmax" || kind == "log_softmax") {
+    op.run = [=](std::span<const Array> in) {
+      return kind == "softmax" ? oracle::Softmax(in[0]) : oracle::LogSoftmax(in[0]);
+    };
+  } else if (kind == "add" || kind == "sum_ranks" || kind == "copy" || kind == "combine") {
+    if (kind == "combine") return;
+    op.run = [=](std::span<const Array> in) -> Result<oracle::Computed> {
+      std::vector<oracle::Term> terms;
+      std::vector<Array> same(in.begin(), in.end());
+      for (Array& a : same) {
+        if (a.size() != same[0].size()) return Status::BadInput("terms have other shapes");
+        a.shape = same[0].shape;
+      }
+      for (const Array& a : same) terms.push_back({1, &a});
+      return reshaped(oracle::LinearCombination(terms));
+    };
+  } else if (kind == "activation") {
+    oracle::ActivationSpec spec;
+    const std::string which = s.Text("activation", "silu");
+    using oracle::Activation;
+    spec.kind = which == "gelu"         ? Activation::kGelu
+                : which == "gelu_tanh"  ? Activation::kGeluTanh
+                : which == "swiglu_oai" ? Activation::kSwigluOai
+                                        : Activation::kSilu;
+    spec.alpha = s.Number("swiglu_alpha", 1.702);
+    spec.limit = s.Number("swiglu_limit", 7);
+    const bool pairs = s.Text("gate_up_layout", "halves") == "interleaved";
+    op.run = [=](std::span<const Array> in) -> Result<oracle::Computed> {
+      if (n > 1) return oracle::Gate(in[0], in[1], spec);
+      return oracle::GateFused(in[0], pairs ? oracle::GateUpLayout::kInterleaved : oracle::GateUpLayout::kHalves, spec);
+    };
+  } else if (kind == "rope") {
+    auto rotation = RotationOf(s, s.tensor()->dim(-1));
+    if (!rotation.ok() || s.tensor()->rows.empty()) return;
+    std::vector<double> positions;
+    for (const RowId& id : s.tensor()->rows) positions.push_back(static_cast<double>(id.position));
+    op.run = [=](std::span<const Array> in) {
+      return oracle::Rotate(in[0], positions, rotation->frequencies, rotation->layout);
+    };
+  } else {
+    return s.report().Missing(s.info().name + ": op=" + kind + " is judged at its own names alone",
+                              "record it under the names of docs/adding-a-case.md");
+  }
+  JudgeOperation(s, op, [&](const Difference&, const oracle::Computed& right) -> std::optional<Explanation> {
+    const double c = ConstantRatio(s.actual(), right.value, s.judged(), std::max(1e-4, 8 * s.precision().store));
+    if (!std::isnan(c))
+      return Explanation{kind == "sum_ranks" || kind == "add" ? fault_class::kReduce : fault_class::kScale,
+                         "the result is one constant off", c, "result used / expected"};
+    return std::nullopt;
+  });
+}
+
+}  // namespace
+
+void JudgeDeclared(const Capture& capture, CheckReport* report) {
+  for (const std::string& name : capture.Names()) {
+    for (EventId id : capture.EventsOf(name)) {
+      const auto info = capture.Info(id);
+      const auto kind = Capture::OwnText(*info, "op"), inputs = Capture::OwnText(*info, "inputs");
+      if (!kind || !inputs) break;  // said on every event of a site or on none
+      if (info->audit == "before" || info->audit == "read") continue;
+      auto tensor = capture.Load(id);
+      if (!tensor.ok()) {
+        report->Missing(tensor.status().message(), Capture::RecordHint(name));
+        break;
+      }
+      std::vector<std::string> names;
+      for (size_t at = 0; at < inputs->size();) {
+        const size_t comma = std::min(inputs->find(',', at), inputs->size());
+        names.push_back(inputs->substr(at, comma - at));
+        at = comma + 1;
+      }
+      Subject s(capture, *tensor, *report);
+      JudgeDeclaredOperation(s, *kind, names);
+    }
+  }
+}
+
+}  // namespace assay::check

@@ -1,0 +1,364 @@
+#include "check/op_explain.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <set>
+
+namespace assay::op {
+namespace {
+
+// Larger inputs are not recomputed for every way of reading them.
+constexpr int64_t kMaxReread = int64_t{1} << 24;
+
+std::string Short(const std::string& name, const EventInfo& info) {
+  return name.starts_with(info.prefix) ? name.substr(info.prefix.size()) : name;
+}
+
+bool FiniteRow(const Tensor& t, int64_t r) {
+  for (double x : t.row(r)) {
+    if (!std::isfinite(x)) return false;
+  }
+  return true;
+}
+
+// Pools and scale buffers of the layer that hold something that is not finite, which no request owns.
+std::optional<std::string> NonFiniteMemory(const Subject& subject) {
+  for (std::string_view stem : {"attn.k_cache", "attn.v_cache", "attn.kv_cache"}) {
+    const TensorPtr pool = subject.Operand(subject.Sibling(stem));
+    if (pool == nullptr) continue;
+    for (double x : pool->values) {
+      if (!std::isfinite(x)) return pool->info->name;
+    }
+  }
+  return std::nullopt;
+}
+
+// The event's scales hold something that is not finite behind the rows of the tensor.
+bool NonFiniteScales(const Subject& subject, const Tensor& input) {
+  const TensorPtr scale = subject.Operand(input.info->name + ".q_scale");
+  if (scale == nullptr) return false;
+  return std::any_of(scale->values.begin(), scale->values.end(), [](double x) { return !std::isfinite(x); });
+}
+
+}  // namespace
+
+std::vector<oracle::Array> Operation::arrays() const {
+  std::vector<oracle::Array> out;
+  for (const Input& input : inputs)
+    out.push_back(input.tensor == nullptr ? oracle::Array{{0}, {}} : ToArray(*input.tensor));
+  return out;
+}
+
+EventId BoundEvent(const Subject& subject, const std::string& name, EventId operand, bool* moved) {
+  *moved = false;
+  const auto text = Capture::OwnText(subject.info(), "bound." + name);
+  if (!text) return kNoEvent;
+  const uint64_t bound = std::strtoull(text->c_str(), nullptr, 0);
+  const Capture& capture = subject.capture();
+  if (operand == kNoEvent || bound == 0 || AddressOf(capture.Info(operand)->event) == bound) return kNoEvent;
+  *moved = true;
+  EventId found = kNoEvent;
+  for (EventId id : capture.EventsOf(name)) {
+    if (capture.Earlier(id, operand) && AddressOf(capture.Info(id)->event) == bound) found = id;
+  }
+  return found;
+}
+
+std::optional<Explanation> ExplainGraph(const Subject& subject, const Operation& operation) {
+  const Capture& capture = subject.capture();
+  for (size_t i = 0; i < operation.inputs.size(); ++i) {
+    const Input& input = operation.inputs[i];
+    if (input.tensor == nullptr) continue;
+    bool moved = false;
+    const EventId bound = BoundEvent(subject, input.name, input.tensor->info->id, &moved);
+    if (!moved) continue;
+    std::vector<EventId> earlier;  // the one at the address first, then every other one
+    if (bound != kNoEvent) earlier.push_back(bound);
+    for (EventId id : capture.EventsOf(input.name)) {
+      if (id != bound && capture.Earlier(id, input.tensor->info->id)) earlier.push_back(id);
+    }
+    for (EventId id : earlier) {
+      auto old = capture.Load(id);
+      if (!old.ok() || (*old)->shape != input.tensor->shape) continue;
+      auto arrays = operation.arrays();
+      // All operands that moved were captured together.
+      for (size_t j = 0; j < operation.inputs.size(); ++j) {
+        bool also = false;
+        if (operation.inputs[j].tensor == nullptr) continue;
+        BoundEvent(subject, operation.inputs[j].name, operation.inputs[j].tensor->info->id, &also);
+        if (!also) continue;
+        for (EventId other : capture.EventsOf(operation.inputs[j].name)) {
+          const auto info = capture.Info(other);
+          if (info->event.step != (*old)->info->event.step || info->event.rank != (*old)->info->event.rank) continue;
+          if (auto t = capture.Load(other); t.ok() && (*t)->shape == operation.inputs[j].tensor->shape) {
+            arrays[j] = ToArray(**t);
+          }
+        }
+      }
+      if (!Fits(subject, operation.run(arrays))) continue;
+      return Explanation{fault_class::kGraph, "fits " + Short(input.name, subject.info()) + " of step " +
+                                                  std::to_string((*old)->info->event.step) +
+                                                  ": the launch is bound to an address that the "
+                                                  "operand has left"};
+    }
+  }
+  return std::nullopt;
+}
+
+TensorPtr StorageOf(const Subject& subject, const EventInfo& view) {
+  EventFilter filter;
+  filter.rank = view.event.rank;
+  TensorPtr found;
+  // Beside the view: of the same step, before or behind it; of an earlier step when it was recorded once.
+  for (EventId id : subject.capture().Find(view.name + ".storage", filter)) {
+    const int64_t step = subject.capture().Info(id)->event.step;
+    if (step > view.event.step) continue;
+    if (auto t = subject.capture().Load(id); t.ok()) found = *t;
+  }
+  return found;
+}
+
+std::vector<oracle::Array> OtherReadings(const Subject& subject, const Tensor& view, std::span<const Input> siblings) {
+  std::vector<oracle::Array> out;
+  const Event& event = view.info->event;
+  const TensorPtr storage = StorageOf(subject, *view.info);
+  if (storage == nullptr || event.row_axis > 0 || view.n() > kMaxReread) return out;
+  const size_t rank = event.shape.size();
+  // Strides that an axis may be stepped by: its own, those of siblings, those of a contiguous tensor in any axis order.
+  std::vector<std::vector<int64_t>> steps(rank);
+  for (size_t a = 0; a < rank; ++a) steps[a].push_back(event.strides[a]);
+  for (const Input& s : siblings) {
+    if (s.tensor == nullptr || s.tensor->info->event.strides.size() != rank) continue;
+    for (size_t a = 0; a < rank; ++a) steps[a].push_back(s.tensor->info->event.strides[a]);
+  }
+  int64_t dense = 1;
+  for (size_t a = rank; a-- > 0; dense *= event.shape[a]) steps[a].push_back(dense);
+  if (rank == 3) {  // head by head
+    steps[1].push_back(event.shape[0] * event.shape[2]);
+    steps[0].push_back(event.shape[2]);
+  }
+  for (auto& s : steps) {
+    std::sort(s.begin(), s.end());
+    s.erase(std::unique(s.begin(), s.end()), s.end());
+  }
+  int64_t offset = 0;
+  const uint64_t mine = AddressOf(event), base = AddressOf(storage->info->event);
+  const auto size = static_cast<uint64_t>(BitsOf(event.dtype) / 8);
+  if (mine > base && base > 0 && size > 0 && (mine - base) / size < static_cast<uint64_t>(storage->n())) {
+    offset = static_cast<int64_t>((mine - base) / size);
+  }
+  std::vector<size_t> pick(rank, 0);
+  std::set<std::vector<int64_t>> tried{event.strides};
+  for (;;) {
+    std::vector<int64_t> strides(rank);
+    int64_t last = offset;
+    for (size_t a = 0; a < rank; ++a) {
+      strides[a] = steps[a][pick[a]];
+      last += strides[a] * std::max<int64_t>(event.shape[a] - 1, 0);
+    }
+    if (last < storage->n() && tried.insert(strides).second && out.size() < 64) {
+      oracle::Array read = oracle::Array::Filled(view.shape);
+      std::vector<int64_t> at(rank, 0);
+      for (int64_t i = 0; i < read.size(); ++i) {
+        int64_t place = offset;
+        for (size_t a = 0; a < rank; ++a) place += at[a] * strides[a];
+        read[i] = storage->values[static_cast<size_t>(place)];
+        for (size_t a = rank; a-- > 0;) {
+          if (++at[a] < event.shape[a]) break;
+          at[a] = 0;
+        }
+      }
+      out.push_back(std::move(read));
+    }
+    size_t a = 0;
+    while (a < rank && ++pick[a] == steps[a].size()) pick[a++] = 0;
+    if (a == rank) break;
+  }
+  return out;
+}
+
+std::optional<Explanation> ExplainStrides(const Subject& subject, const Operation& operation) {
+  const auto arrays = operation.arrays();
+  for (size_t i = 0; i < operation.inputs.size(); ++i) {
+    const Input& input = operation.inputs[i];
+    if (input.tensor == nullptr) continue;
+    for (oracle::Array& reading : OtherReadings(subject, *input.tensor, operation.inputs)) {
+      auto changed = arrays;
+      changed[i] = std::move(reading);
+      if (!Fits(subject, operation.run(changed))) continue;
+      return Explanation{fault_class::kStride, "fits " + Short(input.name, subject.info()) +
+                                                   " read from its storage with other strides than those of the view"};
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<Explanation> ExplainOverwritten(const Subject& subject, const Operation& operation) {
+  if (!subject.Flag("compiled", false) && !subject.Flag("inplace", false)) return std::nullopt;
+  for (const Input& input : operation.inputs) {
+    if (input.tensor == nullptr || input.tensor->n() != subject.actual().size()) continue;
+    if (!DifferExactly(subject.actual(), ToArray(*input.tensor), subject.judged()).ok) continue;
+    return Explanation{fault_class::kCompile, "the result of compiled code equals its operand " +
+                                                  Short(input.name, subject.info()) +
+                                                  ": the operation was left out or its result thrown away"};
+  }
+  // An operand that holds another tensor of the layer, written over it before the operation read it.
+  const Capture& capture = subject.capture();
+  const auto arrays = operation.arrays();
+  for (const std::string& name : capture.Names()) {
+    if (!name.starts_with(subject.info().prefix) || name == subject.info().name) continue;
+    const TensorPtr other = subject.Operand(name);
+    if (other == nullptr || other->rows.empty()) continue;
+    for (size_t i = 0; i < operation.inputs.size(); ++i) {
+      const Input& input = operation.inputs[i];
+      if (input.tensor == nullptr || input.name == name || input.tensor->n() != other->n() ||
+          input.tensor->rows.empty()) {
+        continue;
+      }
+      auto changed = arrays;
+      changed[i].values = other->values;
+      if (!Fits(subject, operation.run(changed))) continue;
+      return Explanation{fault_class::kCompile, "fits " + Short(name, subject.info()) + " in place of " +
+                                                    Short(input.name, subject.info()) +
+                                                    ": the operand was written over before compiled code read it"};
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<Explanation> ExplainNonFinite(const Subject& subject, const Operation& operation, const Difference& d,
+                                            bool row_by_row) {
+  if (!d.nonfinite) return std::nullopt;
+  for (const Input& input : operation.inputs) {
+    if (input.tensor == nullptr || input.tensor->rows.empty()) continue;
+    bool padding_bad = false, real_bad = false;
+    for (int64_t r = 0; r < input.tensor->n_rows(); ++r) {
+      if (FiniteRow(*input.tensor, r)) continue;
+      (input.tensor->rows[static_cast<size_t>(r)].real() ? real_bad : padding_bad) = true;
+    }
+    if (!padding_bad || real_bad) continue;
+    Explanation why{fault_class::kPadRead, Short(input.name, subject.info()) +
+                                               " is not finite in padding rows alone, and " +
+                                               Short(subject.info().name, subject.info()) + " is not in real ones"};
+    // Rows of such an operation do not meet: what joins them is a scale or a sum over the padded tensor.
+    if (row_by_row) why.blamed = input.tensor->info->id;
+    return why;
+  }
+  for (const Input& input : operation.inputs) {
+    if (input.tensor == nullptr || !NonFiniteScales(subject, *input.tensor)) continue;
+    return Explanation{fault_class::kPadRead, "scales of the rows are finite, those of the padding behind them in " +
+                                                  input.name + ".q_scale are not"};
+  }
+  if (const auto pool = NonFiniteMemory(subject)) {
+    return Explanation{fault_class::kPadRead,
+                       "operands of the requests are finite, slots of " + *pool + " that no request owns are not"};
+  }
+  return Explanation{fault_class::kRange, "all operands are finite and the right result is, the recorded one is not"};
+}
+
+std::optional<Explanation> ExplainUnwritten(const Subject& subject) {
+  const EventInfo& info = subject.info();
+  if (info.audit != "after") return std::nullopt;
+  EventFilter filter;
+  filter.step = info.event.step;
+  filter.rank = info.event.rank;
+  filter.audit = "before";
+  filter.before = info.id;
+  const auto before = subject.capture().Find(info.name, filter);
+  if (before.empty()) return std::nullopt;
+  auto old = subject.capture().Load(before.back());
+  if (!old.ok() || (*old)->bytes.size() != subject.tensor()->bytes.size()) return std::nullopt;
+  const int64_t width = BitsOf(info.event.dtype) / 8;
+  if (width == 0 || info.event.row_axis > 0) return std::nullopt;
+  int64_t kept = 0, first = -1;
+  const int64_t row_size = std::max<int64_t>(subject.tensor()->row_size(), 1);
+  for (int64_t i = 0; i < subject.tensor()->n(); ++i) {
+    if (!subject.judged()[static_cast<size_t>(i / row_size)]) continue;
+    const auto at = static_cast<size_t>(i * width);
+    if (std::memcmp((*old)->bytes.data() + at, subject.tensor()->bytes.data() + at, static_cast<size_t>(width)) != 0)
+      continue;
+    ++kept;
+    if (first < 0) first = i / row_size;
+  }
+  if (kept == 0) return std::nullopt;
+  return Explanation{fault_class::kUnwritten,
+                     std::to_string(kept) + " elements of real rows hold the bits that they held before the operation",
+                     static_cast<double>(first), "first row not written", 3};
+}
+
+// Every value fits in so many significant bits, and there are enough that do not fit by chance.
+bool Representable(const oracle::Array& a, double unit_roundoff) {
+  const int bits = static_cast<int>(-std::log2(unit_roundoff));
+  int64_t nonzero = 0;
+  for (double x : a.values) {
+    if (x == 0 || !std::isfinite(x)) continue;
+    ++nonzero;
+    int exponent = 0;
+    const double scaled = std::ldexp(std::frexp(x, &exponent), bits);
+    if (scaled != std::nearbyint(scaled)) return false;
+  }
+  return nonzero >= 8;
+}
+
+std::optional<Explanation> ExplainPrecision(const Subject& subject, const oracle::Computed& right) {
+  const oracle::Precision declared = subject.precision();
+  const bool divided = subject.info().name.ends_with("out") && subject.info().name.find("attn.") != std::string::npos;
+  for (DType coarse : {DType::kF16, DType::kBF16, DType::kF8E4M3FN}) {
+    const double u = UnitRoundoff(coarse);
+    const bool representable = Representable(subject.actual(), u);
+    // Stored coarser: every value is representable, and the error is one of storing.
+    if (u > declared.store) {
+      if (representable) {
+        oracle::Precision p = declared;
+        p.store = u;
+        if (Differ(subject.actual(), right, p, subject.judged(), 2, subject.one_store).ok) {
+          return Explanation{fault_class::kPrecision, "every value is representable in " + std::string(NameOf(coarse)) +
+                                                          ", which is coarser than declared"};
+        }
+      }
+    }
+    // Summed coarser: within the bound of such a sum and beyond that of the declared one. A running sum in that type is
+    // representable in it, unless attention divides it in the end.
+    if (u > declared.accum && coarse != DType::kF8E4M3FN && (representable || divided)) {
+      oracle::Precision p = declared;
+      p.accum = u;
+      p.walk = true;
+      if (Differ(subject.actual(), right, p, subject.judged(), 1).ok) {
+        return Explanation{fault_class::kPrecision,
+                           "the error is beyond the bound of the declared sum and within that of a sum in " +
+                               std::string(NameOf(coarse))};
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+void JudgeOperation(const Subject& subject, const Operation& operation, const OwnExplanations& own) {
+  const auto right = operation.Run();
+  if (!right.ok()) {
+    subject.report().Missing(subject.info().name + ": " + right.status().message(), "record operands of equal shape");
+    return;
+  }
+  const Difference d = Differ(subject, *right);
+  if (d.ok) {
+    ReportRight(subject, d);
+    return;
+  }
+  std::optional<Explanation> why = ExplainUnwritten(subject);
+  if (!why) why = ExplainNonFinite(subject, operation, d, true);
+  if (!why) why = ExplainGraph(subject, operation);
+  if (!why) why = ExplainStrides(subject, operation);
+  if (!why && own) why = own(d, *right);
+  if (!why) why = ExplainOverwritten(subject, operation);
+  if (!why) why = ExplainPrecision(subject, *right);
+  if (!why) {
+    why = Explanation{fault_class::kKernel,
+                      "the operation is wrong on the operands as recorded, and no other cause fits"};
+    why->rank = 1;
+  }
+  ReportWrong(subject, d, *why);
+}
+
+}  // namespace assay::op

@@ -1,0 +1,53 @@
+// Causes that any operation can have: a graph that reads what has moved, an operand read with other strides, an operand
+// that was written over, memory that is not finite, a rounding coarser than declared.
+//
+// Each is tried by recomputing the operation with what would have been read, and counts only when the recomputed result
+// fits the recorded one to rounding. What is peculiar to one operation is in its own file.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "check/op_common.h"
+
+namespace assay::op {
+
+// An operand and how the operation follows from all of them.
+struct Input {
+  std::string name;  // full
+  TensorPtr tensor;  // null: unused, its array is empty
+};
+struct Operation {
+  std::vector<Input> inputs;
+  std::function<Result<oracle::Computed>(std::span<const oracle::Array>)> run;  // arrays in the order of inputs
+
+  std::vector<oracle::Array> arrays() const;
+  Result<oracle::Computed> Run() const { return run(arrays()); }
+};
+
+// Fits `right`? Else the first explanation of those below, then what `own` finds, then PRECISION and KERNEL.
+// Writes the verdict. `own` may return nothing.
+using OwnExplanations = std::function<std::optional<Explanation>(const Difference&, const oracle::Computed& right)>;
+void JudgeOperation(const Subject& subject, const Operation& operation, const OwnExplanations& own);
+
+// The causes by themselves.
+std::optional<Explanation> ExplainGraph(const Subject& subject, const Operation& operation);
+std::optional<Explanation> ExplainStrides(const Subject& subject, const Operation& operation);
+std::optional<Explanation> ExplainOverwritten(const Subject& subject, const Operation& operation);
+std::optional<Explanation> ExplainNonFinite(const Subject& subject, const Operation& operation, const Difference& d,
+                                            bool row_by_row);
+std::optional<Explanation> ExplainUnwritten(const Subject& subject);
+std::optional<Explanation> ExplainPrecision(const Subject& subject, const oracle::Computed& right);
+
+// The event of `name` whose first element lies at the address that metadata bound.NAME gives, where that is not where
+// the operand is now; kNoEvent when nothing moved. `moved` tells whether the addresses differ.
+EventId BoundEvent(const Subject& subject, const std::string& name, EventId operand, bool* moved);
+
+// The flat memory behind a view, recorded beside it; null when it was not.
+TensorPtr StorageOf(const Subject& subject, const EventInfo& view);
+// Every way in which memory behind a view may be read: strides of the view mixed with those of its siblings.
+std::vector<oracle::Array> OtherReadings(const Subject& subject, const Tensor& view, std::span<const Input> siblings);
+
+}  // namespace assay::op

@@ -1,0 +1,109 @@
+// Ends of the model: embedding rows, log-probabilities, the chosen token.
+#include <algorithm>
+#include <cmath>
+
+#include "check/op_checks.h"
+#include "check/op_explain.h"
+#include "oracle/embedding.h"
+#include "oracle/sampling.h"
+#include "oracle/softmax.h"
+
+namespace assay::check {
+namespace {
+
+using namespace op;
+using oracle::Array;
+
+void JudgeEmbed(Subject& s) {
+  const TensorPtr table = s.Weight("embed_tokens.weight");
+  if (table == nullptr) return Missing(s, "embed_tokens.weight");
+  std::vector<int64_t> tokens;
+  bool known = !s.tensor()->rows.empty();
+  for (const RowId& id : s.tensor()->rows) {
+    const RequestInfo* request = id.real() ? s.capture().Request(id.request) : nullptr;
+    const bool has =
+        request != nullptr && id.position >= 0 && id.position < static_cast<int64_t>(request->tokens.size());
+    if (id.real() && !has) known = false;
+    tokens.push_back(has ? request->tokens[static_cast<size_t>(id.position)] : 0);
+  }
+  if (!known)
+    return s.report().Missing(s.info().name + ": tokens of some rows are not known",
+                              "record tokens of the requests (ASSAY_TOKENS=on)");
+  const double scale = s.Number("embed_scale", 1);
+  Operation look;
+  look.inputs = {{"embed_tokens.weight", table}};
+  look.run = [&](std::span<const Array> in) {
+    return oracle::Embed(tokens, {{table->n_rows(), table->row_size()}, in[0].values}, scale);
+  };
+  JudgeOperation(s, look, [&](const Difference&, const oracle::Computed& right) -> std::optional<Explanation> {
+    const double c = ConstantRatio(s.actual(), right.value, s.judged(), std::max(1e-4, 8 * s.precision().store));
+    if (!std::isnan(c))
+      return Explanation{fault_class::kScale, "embedding rows are one constant off", c, "embedding used / expected"};
+    return std::nullopt;
+  });
+}
+
+void JudgeLogProbs(Subject& s) {
+  const TensorPtr logits = s.Operand("logits");
+  if (logits == nullptr) return Missing(s, "logits");
+  if (logits->n() != s.tensor()->n()) return;
+  Operation take;
+  take.inputs = {{"logits", logits}};
+  take.run = [](std::span<const Array> in) { return oracle::LogSoftmax(in[0]); };
+  JudgeOperation(s, take, nullptr);
+}
+
+void JudgeToken(Subject& s) {
+  const TensorPtr logits = s.Operand("logits");
+  if (logits == nullptr) return Missing(s, "logits");
+  if (logits->n_rows() != s.tensor()->n_rows() || logits->row_size() < 2) return;
+  if (logits->info->event.shard.count > 1) return;
+  auto greedy = oracle::Greedy(ToArray(*logits));
+  if (!greedy.ok()) return;
+  int64_t off = 0, judged = 0, outside = 0;
+  std::vector<int64_t> rows;
+  for (int64_t r = 0; r < s.tensor()->n_rows(); ++r) {
+    if (!s.judged()[static_cast<size_t>(r)]) continue;
+    ++judged;
+    const auto token = static_cast<int64_t>(s.actual()[r]);
+    const oracle::GreedyChoice& best = (*greedy)[static_cast<size_t>(r)];
+    if (token < 0 || token >= logits->row_size()) {
+      ++outside;
+      rows.push_back(r);
+      continue;
+    }
+    if (best.token < 0) continue;
+    const double gap = logits->row(r)[static_cast<size_t>(best.token)] - logits->row(r)[static_cast<size_t>(token)];
+    if (!(gap <= 0)) {
+      ++off;
+      rows.push_back(r);
+    }
+  }
+  if (off == 0 && outside == 0) return s.report().Right(s.info().id);
+  // Sampled tokens need not be the largest: only what no sampler may return counts.
+  const bool greedy_said = s.Number("temperature", s.Number("sampling.temperature", -1)) == 0;
+  if (outside > 0 || (greedy_said && off > 0)) {
+    ReportRule(s.capture(), s.report(), s.info(),
+               {fault_class::kKernel, std::to_string(off + outside) + " tokens are not the largest logit of their row"},
+               rows);
+    return;
+  }
+  s.report().Missing(s.info().name + ": " + std::to_string(off) + " of " + std::to_string(judged) +
+                         " tokens are not the largest logit, and whether sampling was greedy was not recorded",
+                     "record next_token with temperature");
+}
+
+}  // namespace
+
+void JudgeHead(const Capture& capture, CheckReport* report) {
+  constexpr std::string_view kEmbed[] = {"embed"}, kLogProbs[] = {"logprobs"};
+  JudgeStems(capture, report, kEmbed, JudgeEmbed);
+  JudgeStems(capture, report, kLogProbs, JudgeLogProbs);
+}
+
+void JudgeSampling(const Capture& capture, CheckReport* report) {
+  constexpr std::string_view kToken[] = {"next_token"};
+  JudgeStems(capture, report, kToken, JudgeToken);
+}
+
+}  // namespace assay::check

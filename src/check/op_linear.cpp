@@ -1,0 +1,425 @@
+// Linear layers: projections, MLP, experts' router and the head, on plain or quantised operands, whole or on one rank.
+#include <algorithm>
+#include <cmath>
+
+#include "check/op_checks.h"
+#include "check/op_dequant.h"
+#include "check/op_explain.h"
+#include "oracle/embedding.h"
+#include "oracle/linear.h"
+
+namespace assay::check {
+namespace {
+
+using namespace op;
+using oracle::Array;
+
+struct LinearSite {
+  std::string_view result, input, weight;
+  std::string_view fused = "";  // weight that holds it among its parts
+  std::string_view part = "";
+};
+constexpr LinearSite kLinears[] = {
+    {"attn.q_a", "input_norm", "attn.q_a_proj"},
+    {"attn.q_proj", "attn.q_a_normed", "attn.q_b_proj"},
+    {"attn.q_proj", "input_norm", "attn.q_proj", "attn.qkv_proj", "q_proj"},
+    {"attn.k_proj", "input_norm", "attn.k_proj", "attn.qkv_proj", "k_proj"},
+    {"attn.v_proj", "input_norm", "attn.v_proj", "attn.qkv_proj", "v_proj"},
+    {"attn.kv_a", "input_norm", "attn.kv_a_proj_with_mqa"},
+    {"attn.o_proj", "attn.out", "attn.o_proj"},
+    {"mlp.gate", "post_norm", "mlp.gate_proj", "mlp.gate_up_proj", "gate_proj"},
+    {"mlp.up", "post_norm", "mlp.up_proj", "mlp.gate_up_proj", "up_proj"},
+    {"mlp.down", "mlp.act", "mlp.down_proj"},
+    {"moe.router_logits", "post_norm", "mlp.gate"},
+    {"logits", "final_norm", "lm_head"},
+};
+constexpr int64_t kMaxWork = int64_t{1} << 32;  // products of a whole recomputation; beyond it rows are sampled
+
+// Rows [begin, end) of a fused weight that `part` takes, by metadata `parts`.
+bool PartRows(const Tensor& fused, std::string_view part, int64_t* begin, int64_t* end) {
+  const std::string text = Capture::OwnText(*fused.info, "parts").value_or("");
+  int64_t at = 0;
+  for (size_t from = 0; from < text.size();) {
+    const size_t comma = std::min(text.find(',', from), text.size()), colon = text.find(':', from);
+    if (colon >= comma) return false;
+    const int64_t rows = std::strtoll(text.c_str() + colon + 1, nullptr, 10);
+    if (text.compare(from, colon - from, part) == 0) {
+      *begin = at;
+      *end = at + rows;
+      return *end <= fused.n_rows();
+    }
+    at += rows;
+    from = comma + 1;
+  }
+  return false;
+}
+
+struct Layer {
+  Input input;
+  Array x;  // as the GEMM takes it: dequantised where codes of it were recorded
+  std::string weight;
+  TensorPtr weight_tensor;  // null: decoded from codes
+  Array w;                  // rows of this result
+  Array bias;               // may be empty
+  bool quantised_input = false, quantised_weight = false;
+};
+
+// kBadInput with the name of what was not recorded.
+Result<Layer> Gather(const Subject& s, const LinearSite& site) {
+  Layer layer;
+  layer.input = {s.Sibling(site.input), s.Operand(s.Sibling(site.input))};
+  if (layer.input.tensor == nullptr) return Status::BadInput(layer.input.name);
+  layer.x = ToArray(*layer.input.tensor);
+  const bool whole_result = s.info().event.shard.count <= 1;
+  if (layer.input.tensor->info->event.shard.count > 1 && whole_result && !s.info().site.partial) {
+    auto whole = s.capture().Stitched(*layer.input.tensor->info);
+    if (!whole.ok()) return whole.status();
+    layer.x = ToArray(**whole);
+  }
+  if (HasCodes(s, layer.input.name + ".", true)) {
+    auto x = Dequantise(s, layer.input.name + ".", true);
+    if (!x.ok()) return x.status();
+    layer.x = *x;
+    layer.quantised_input = true;
+  }
+  if (layer.x.rank() > 2) layer.x.shape = {layer.x.shape[0], layer.x.size() / std::max<int64_t>(layer.x.shape[0], 1)};
+
+  layer.weight = s.Sibling(site.weight) + ".weight";
+  TensorPtr w = s.Weight(layer.weight);
+  if (w == nullptr && !site.fused.empty()) {
+    const TensorPtr fused = s.Weight(s.Sibling(site.fused) + ".weight");
+    int64_t begin = 0, end = 0;
+    if (fused != nullptr && PartRows(*fused, site.part, &begin, &end)) {
+      std::vector<int64_t> rows;
+      for (int64_t r = begin; r < end; ++r) rows.push_back(r);
+      ASSAY_ASSIGN_OR_RETURN(layer.w, oracle::TakeRows(ToArray(*fused), rows));
+      return layer;
+    }
+  }
+  if (w == nullptr && site.result == "logits" && s.Flag("tie_word_embeddings", false)) {
+    layer.weight = "embed_tokens.weight";
+    w = s.Weight(layer.weight);
+  }
+  if (w != nullptr) {
+    layer.weight_tensor = w;
+    layer.w = ToArray(*w);
+  } else if (HasCodes(s, layer.weight + ".", false)) {
+    auto decoded = Dequantise(s, layer.weight + ".", false);
+    if (!decoded.ok()) return decoded.status();
+    layer.w = *decoded;
+    layer.quantised_weight = true;
+  } else {
+    return Status::BadInput(layer.weight);
+  }
+  if (layer.w.rank() != 2)
+    layer.w.shape = {layer.w.shape.empty() ? 1 : layer.w.shape[0],
+                     layer.w.size() / std::max<int64_t>(layer.w.shape.empty() ? 1 : layer.w.shape[0], 1)};
+  if (const TensorPtr b = s.Weight(s.Sibling(site.weight) + ".bias")) layer.bias = ToArray({b->n()}, b->values);
+
+  // This rank's rows of a weight that was recorded whole; all ranks' columns of one that is cut along them.
+  const Shard& shard = s.info().event.shard;
+  const int64_t columns = s.tensor()->row_size();
+  if (layer.w.rows() != columns && shard.count > 1 && layer.w.rows() == shard.full_cols) {
+    std::vector<int64_t> rows;
+    for (int64_t r = 0; r < columns; ++r) rows.push_back(shard.col_offset + r);
+    ASSAY_ASSIGN_OR_RETURN(layer.w, oracle::TakeRows(layer.w, rows));
+  }
+  if (layer.weight_tensor != nullptr && layer.w.cols() != layer.x.cols() &&
+      layer.weight_tensor->info->event.shard.count > 1) {
+    std::vector<std::pair<int64_t, TensorPtr>> parts;
+    for (EventId id : s.capture().EventsOf(layer.weight)) {
+      const auto info = s.capture().Info(id);
+      auto t = s.capture().Load(id);
+      const bool known = std::any_of(parts.begin(), parts.end(),
+                                     [&](const auto& p) { return p.first == info->event.shard.col_offset; });
+      if (t.ok() && !known && info->audit != "before") parts.emplace_back(info->event.shard.col_offset, *t);
+    }
+    std::sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    Array whole;
+    for (const auto& [offset, t] : parts) {
+      if (whole.values.empty())
+        whole = ToArray(*t);
+      else {
+        ASSAY_ASSIGN_OR_RETURN(whole, oracle::Concat(whole, ToArray(*t)));
+      }
+    }
+    layer.w = std::move(whole);
+  }
+  if (layer.w.cols() != layer.x.cols()) {
+    return Status::BadInput(layer.weight + " of " + std::to_string(layer.x.cols()) + " columns");
+  }
+  return layer;
+}
+
+// Rows of the result that are recomputed: all, or a seeded sample of a large one.
+std::vector<int64_t> RowsToDo(const Array& x, const Array& w) {
+  std::vector<int64_t> rows;
+  if (x.rows() * x.cols() <= kMaxWork / std::max<int64_t>(w.rows(), 1)) return rows;
+  const int64_t n = std::min<int64_t>(x.rows(), 64);
+  for (int64_t i = 0; i < n; ++i) rows.push_back(i * x.rows() / n + (i * 7919) % std::max<int64_t>(x.rows() / n, 1));
+  return rows;
+}
+
+Explanation QuantisedCause(const Subject& s, const Layer& layer, const LinearSite& site,
+                           const std::function<bool(const Array&, const Array&)>& fits) {
+  const std::string codes = s.Sibling(site.weight) + ".weight.";
+  for (bool activation : {false, true}) {
+    if (activation ? !layer.quantised_input : !layer.quantised_weight) continue;
+    const std::string& parts = activation ? layer.input.name + "." : codes;
+    const auto with = [&](const DequantVariant& v) {
+      auto other = Dequantise(s, parts, activation, v);
+      return other.ok() && fits(activation ? *other : layer.x, activation ? layer.w : *other);
+    };
+    DequantVariant v;
+    v.other_scale_layout = true;
+    if (with(v)) return {fault_class::kQLayout, "fits the scales of " + parts + " in the other layout"};
+    v = {};
+    v.high_nibble_first = true;
+    if (with(v)) return {fault_class::kQLayout, "fits the codes of " + parts + " with the high nibble first"};
+    for (double by : {-1.0, 1.0, 8.0, -8.0, -15.0, 15.0}) {
+      v = {};
+      v.zero = by;
+      if (with(v))
+        return {fault_class::kQZero, "fits codes of " + parts + " that are all off", by,
+                "error of every code, in scales"};
+    }
+    v = {};
+    v.drop_signs = true;
+    if (with(v)) return {fault_class::kKernel, "fits the codebook of " + parts + " without its signs"};
+  }
+  return {};
+}
+
+// One value of a code decoded as another, or any other table: least squares over the magnitudes of four-bit floats.
+std::string DecodeTable(const Subject& s, const Layer& layer, const LinearSite& site) {
+  const TensorPtr code = s.Weight(s.Sibling(site.weight) + ".weight.codes");
+  if (code == nullptr || !layer.quantised_weight) return "";
+  const std::string quant = Capture::OwnText(*code->info, "quant").value_or("");
+  if (quant != "nvfp4" && quant != "mxfp4") return "";
+  constexpr double kValues[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+  auto plain = Dequantise(s, s.Sibling(site.weight) + ".weight.", false);
+  if (!plain.ok()) return "";
+  for (int magnitude = 1; magnitude < 8; ++magnitude) {
+    for (int taken = 0; taken < 8; ++taken) {
+      if (taken == magnitude) continue;
+      Array w = *plain;
+      for (int64_t r = 0; r < w.rows(); ++r) {
+        for (int64_t c = 0; c < w.cols(); ++c) {
+          auto bits = static_cast<uint32_t>(code->row(r)[static_cast<size_t>(c / 2)]);
+          bits = (c % 2 == 0 ? bits : bits >> 4) & 7;
+          if (static_cast<int>(bits) == magnitude) w[r * w.cols() + c] *= kValues[taken] / kValues[magnitude];
+        }
+      }
+      if (Fits(s, oracle::Linear(layer.x, w, layer.bias))) {
+        char text[80];
+        std::snprintf(text, sizeof text, "fits codes of %g decoded as %g", kValues[magnitude], kValues[taken]);
+        return text;
+      }
+    }
+  }
+  return "";
+}
+
+std::optional<Explanation> Explain(const Subject& s, const Layer& layer, const LinearSite& site, const Difference& d,
+                                   const oracle::Computed& right) {
+  const auto fits = [&](const Array& x, const Array& w) { return Fits(s, oracle::Linear(x, w, layer.bias)); };
+  if (!layer.bias.values.empty() && Fits(s, oracle::Linear(layer.x, layer.w, {{0}, {}}))) {
+    return Explanation{fault_class::kKernel, "fits without the bias"};
+  }
+  const double ratio = ConstantRatio(s.actual(), right.value, s.judged(), std::max(1e-4, 8 * s.precision().store));
+  const double world = static_cast<double>(s.Integer("world_size", s.capture().world_size()));
+  if (!std::isnan(ratio)) {
+    if (world > 1 && std::abs(ratio - world) < 0.01 * world)
+      return Explanation{fault_class::kReduce, "the result was summed over ranks that each had the whole", ratio,
+                         "result used / expected"};
+    const bool quantised = layer.quantised_input || layer.quantised_weight;
+    return Explanation{quantised ? fault_class::kQScale : fault_class::kScale, "the result is one constant off", ratio,
+                       "result used / expected"};
+  }
+  if (Explanation q = QuantisedCause(s, layer, site, fits); !q.cls.empty()) return q;
+  if (layer.quantised_input && fits(ToArray({layer.x.shape}, layer.input.tensor->values), layer.w)) {
+    return Explanation{fault_class::kPrecision, "fits the input before it was quantised"};
+  }
+  if (layer.w.rows() == layer.w.cols()) {
+    Array turned = layer.w;
+    for (int64_t r = 0; r < turned.rows(); ++r)
+      for (int64_t c = 0; c < turned.cols(); ++c) turned[r * turned.cols() + c] = layer.w[c * turned.cols() + r];
+    if (fits(layer.x, turned)) return Explanation{fault_class::kStride, "fits the weight transposed"};
+  }
+  // This rank's part of the sum in place of the sum.
+  const TensorPtr own = layer.input.tensor;
+  if (own->info->event.shard.count > 1 && own->row_size() < layer.x.cols()) {
+    const int64_t begin = own->info->event.shard.col_offset, end = begin + own->row_size();
+    auto x = oracle::TakeColumns(layer.x, begin, end), w = oracle::TakeColumns(layer.w, begin, end);
+    if (x.ok() && w.ok() && fits(*x, *w))
+      return Explanation{fault_class::kReduce, "fits the columns of this rank alone: the sum over ranks is missing"};
+  }
+  if (site.result == "logits" && s.Flag("tie_word_embeddings", false)) {
+    return Explanation{fault_class::kLoad,
+                       "the head is declared as tied to the embedding and gives what another matrix gives"};
+  }
+  if (auto why = ExplainOverwritten(
+          s,
+          {{layer.input}, [&](std::span<const Array> in) {
+             return oracle::Linear(in[0].rank() == 2 ? in[0] : Array{layer.x.shape, in[0].values}, layer.w, layer.bias);
+           }})) {
+    return why;
+  }
+  if (const std::string table = DecodeTable(s, layer, site); !table.empty())
+    return Explanation{fault_class::kKernel, table};
+  if (auto why = ExplainPrecision(s, right)) return why;
+  Explanation kernel{fault_class::kKernel, "the product is wrong on the operands as recorded, and no other cause fits",
+                     kNone, "", 1};
+  // The next row of both operands added: a block that is wider than the row.
+  if (layer.w.rows() > 1 && layer.x.rows() > 1) {
+    oracle::Computed next = right;
+    auto all = oracle::Linear(layer.x, layer.w, {{0}, {}});
+    if (all.ok()) {
+      const int64_t n = layer.w.rows();
+      for (int64_t r = 0; r + 1 < layer.x.rows(); ++r) {
+        for (int64_t c = 0; c + 1 < n; ++c) {
+          next.value[r * n + c] += all->value[(r + 1) * n + c + 1];
+          next.scale[r * n + c] += all->scale[(r + 1) * n + c + 1];
+        }
+      }
+      if (Fits(s, next)) kernel = {fault_class::kKernel, "fits sums that run on into the next row of both operands"};
+    }
+  }
+  (void)d;
+  return kernel;
+}
+
+void JudgeProduct(Subject& s, const LinearSite& site) {
+  s.DeclareOneStore();
+  auto layer = Gather(s, site);
+  if (!layer.ok()) return Missing(s, layer.status().message());
+  const double logit_scale = site.result == "logits" ? s.Number("logit_scale", 1) : 1;
+  const double soft_cap = site.result == "logits" ? s.Number("soft_cap", 0) : 0;
+  const std::vector<int64_t> sample = RowsToDo(layer->x, layer->w);
+  if (!sample.empty()) {
+    auto part = oracle::TakeRows(layer->x, sample);
+    if (!part.ok()) return;
+    auto y = oracle::Linear(*part, layer->w, layer->bias);
+    auto have = oracle::TakeRows(s.actual(), sample);
+    if (!y.ok() || !have.ok() || logit_scale != 1 || soft_cap != 0) return;
+    std::vector<char> judged;
+    for (int64_t r : sample) judged.push_back(s.judged()[static_cast<size_t>(r)]);
+    Difference d = Differ(*have, *y, s.precision(), judged, 1, s.one_store);
+    if (d.ok) return ReportRight(s, d);
+    for (int64_t& r : d.rows) r = sample[static_cast<size_t>(r)];
+    return ReportWrong(s, d, {fault_class::kKernel, "sampled rows are not the product of the operands", kNone, "", 1});
+  }
+  const auto product = [&](const Array& x, const Array& w) -> Result<oracle::Computed> {
+    if (logit_scale != 1 || soft_cap != 0) return oracle::Head(x, w, layer->bias, logit_scale, soft_cap);
+    return oracle::Linear(x, w, layer->bias);
+  };
+  Operation multiply;
+  multiply.inputs = {layer->input, {layer->weight, layer->weight_tensor}};
+  const size_t plain_size = layer->input.tensor->values.size();
+  // Rereading an operand applies to what is used as it was recorded.
+  multiply.run = [&, first = true](std::span<const Array> in) mutable -> Result<oracle::Computed> {
+    const bool use_x = !layer->quantised_input && in[0].values.size() == static_cast<size_t>(layer->x.size()) &&
+                       plain_size == in[0].values.size();
+    const bool use_w = layer->weight_tensor != nullptr && in[1].values.size() == static_cast<size_t>(layer->w.size());
+    first = false;
+    return product(use_x ? Array{layer->x.shape, in[0].values} : layer->x,
+                   use_w ? Array{layer->w.shape, in[1].values} : layer->w);
+  };
+  JudgeOperation(s, multiply, [&](const Difference& d, const oracle::Computed& right) -> std::optional<Explanation> {
+    if (soft_cap != 0 && Fits(s, oracle::Head(layer->x, layer->w, layer->bias, logit_scale, 0)))
+      return Explanation{fault_class::kMask, "fits without the soft cap of the logits"};
+    if (logit_scale != 1 && Fits(s, oracle::Head(layer->x, layer->w, layer->bias, 1, soft_cap))) {
+      return Explanation{fault_class::kScale, "fits without the scale of the logits", 1 / logit_scale,
+                         "logit scale used / declared"};
+    }
+    return Explain(s, *layer, site, d, right);
+  });
+}
+
+}  // namespace
+
+void JudgeLinear(const Capture& capture, CheckReport* report) {
+  for (const LinearSite& site : kLinears) {
+    const std::string_view stems[] = {site.result};
+    JudgeStems(capture, report, stems, [&](Subject& s) {
+      // Of several sources the one that was recorded: the query behind its latent, or straight from the norm.
+      const bool latent = s.capture().HasSite(s.Sibling("attn.q_a_normed"));
+      if (site.result == "attn.q_proj" && latent != (site.input == "attn.q_a_normed")) return;
+      // A reduced result is judged as the sum of its partial ones.
+      if (!s.info().site.partial && s.capture().HasSite(s.info().name + ".partial")) return;
+      JudgeProduct(s, site);
+    });
+  }
+  for (const LinearSite& site : kLinears) {
+    const std::string stem = std::string(site.result) + ".partial";
+    const std::string_view stems[] = {stem};
+    JudgeStems(capture, report, stems, [&](Subject& s) { JudgeProduct(s, site); });
+  }
+}
+
+// MLA: keys and values out of the latent through kv_b_proj, queries into it through W_UK.
+void JudgeAbsorption(const Capture& capture, CheckReport* report) {
+  const auto heads_of = [](const Subject& s) { return s.actual().rank() == 3 ? s.actual().shape[1] : 1; };
+  const auto through = [&](bool keys) {
+    return [&, keys](Subject& s) {
+      const TensorPtr latent = s.Operand(s.Sibling("attn.kv_c_normed")),
+                      w = s.Weight(s.Sibling("attn.kv_b_proj.weight"));
+      if (latent == nullptr) return;  // not MLA, or judged elsewhere
+      if (w == nullptr) return Missing(s, s.Sibling("attn.kv_b_proj.weight"));
+      if (!SameRows(*latent, *s.tensor())) return;
+      Operation up;
+      up.inputs = {{latent->info->name, latent}, {w->info->name, w}};
+      up.run = [&, heads = heads_of(s)](std::span<const Array> in) -> Result<oracle::Computed> {
+        const int64_t c = in[0].cols(), cols = s.actual().cols(), n = in[1].size() / std::max<int64_t>(c, 1);
+        if (n % heads != 0 || n / heads < cols || in[1].size() != n * c)
+          return Status::BadInput("kv_b_proj has other heads than " + s.info().name);
+        const int64_t own = n / heads;
+        std::vector<int64_t> rows;
+        for (int64_t h = 0; h < heads; ++h)
+          for (int64_t j = 0; j < cols; ++j) rows.push_back(h * own + (keys ? j : own - cols + j));
+        ASSAY_ASSIGN_OR_RETURN(Array picked, oracle::TakeRows({{n, c}, in[1].values}, rows));
+        ASSAY_ASSIGN_OR_RETURN(oracle::Computed y,
+                               oracle::Linear({{in[0].size() / c, c}, in[0].values}, picked, {{0}, {}}));
+        y.value.shape = y.scale.shape = s.actual().shape;
+        return y;
+      };
+      JudgeOperation(s, up, nullptr);
+    };
+  };
+  constexpr std::string_view kKeys[] = {"attn.k_nope"}, kValues[] = {"attn.v"}, kLatent[] = {"attn.q_latent"};
+  JudgeStems(capture, report, kKeys, through(true));
+  JudgeStems(capture, report, kValues, [&](Subject& s) {
+    if (s.capture().HasSite(s.Sibling("attn.k_nope"))) through(false)(s);
+  });
+  JudgeStems(capture, report, kLatent, [&](Subject& s) {
+    const TensorPtr q = s.Operand(s.Sibling("attn.q_nope"));
+    TensorPtr w = s.Weight(s.Sibling("attn.W_UK_T"));
+    const bool absorbed = w != nullptr;
+    if (!absorbed) w = s.Weight(s.Sibling("attn.kv_b_proj.weight"));
+    if (q == nullptr) return Missing(s, s.Sibling("attn.q_nope"));
+    if (w == nullptr) return Missing(s, s.Sibling("attn.W_UK_T"));
+    Operation down;
+    down.inputs = {{q->info->name, q}, {w->info->name, w}};
+    down.run = [&, absorbed](std::span<const Array> in) -> Result<oracle::Computed> {
+      if (in[0].rank() != 3 || s.actual().rank() != 3) return Status::BadInput(q->info->name + " is not [T, H, dn]");
+      const int64_t t = in[0].shape[0], heads = in[0].shape[1], dn = in[0].shape[2], c = s.actual().cols();
+      const int64_t own = absorbed ? dn : in[1].size() / std::max<int64_t>(heads * c, 1);
+      if (in[1].size() != heads * own * c || own < dn) return Status::BadInput(w->info->name + " has another shape");
+      oracle::Computed y;
+      y.value = y.scale = Array::Filled({t, heads, c});
+      y.k = static_cast<double>(dn) + 1;
+      for (int64_t i = 0; i < t; ++i)
+        for (int64_t h = 0; h < heads; ++h)
+          for (int64_t d = 0; d < dn; ++d)
+            for (int64_t j = 0; j < c; ++j) {
+              const double term = in[0][(i * heads + h) * dn + d] * in[1][(h * own + d) * c + j];
+              y.value[(i * heads + h) * c + j] += term;
+              y.scale[(i * heads + h) * c + j] += std::abs(term);
+            }
+      return y;
+    };
+    JudgeOperation(s, down, nullptr);
+  });
+}
+
+}  // namespace assay::check

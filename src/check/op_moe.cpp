@@ -1,0 +1,541 @@
+// Router and experts of a mixture: the choice, its weights, what is sent, the experts' products, and their sum.
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <set>
+
+#include "check/op_checks.h"
+#include "check/op_dequant.h"
+#include "check/op_explain.h"
+#include "oracle/activation.h"
+#include "oracle/linear.h"
+#include "oracle/moe.h"
+
+namespace assay::check {
+namespace {
+
+using namespace op;
+using oracle::Array;
+
+Array Empty() { return {{0}, {}}; }
+
+oracle::RouterSpec SpecOf(const Subject& s, int64_t top_k) {
+  oracle::RouterSpec spec;
+  const std::string scoring = s.Text("scoring", "");
+  const bool bias = s.Weight(s.Sibling("mlp.gate.e_score_correction_bias")) != nullptr;
+  const bool sigmoid = scoring.empty() ? s.Flag("model.scoring_sigmoid", bias) : scoring == "sigmoid";
+  spec.scoring = sigmoid ? oracle::Scoring::kSigmoid : oracle::Scoring::kSoftmax;
+  spec.top_k = top_k;
+  spec.n_group = std::max<int64_t>(s.Integer("n_group", 1), 1);
+  spec.topk_group = std::max<int64_t>(s.Integer("topk_group", 1), 1);
+  spec.group_score =
+      s.Text("group_score", "max") == "top2_sum" ? oracle::GroupScore::kTop2Sum : oracle::GroupScore::kMax;
+  spec.renormalise = s.Flag("renormalise", false);
+  spec.scaling = s.Number("routed_scaling_factor", 1);
+  return spec;
+}
+
+std::vector<int64_t> IdsOf(const Tensor& t) {
+  std::vector<int64_t> ids;
+  for (double x : t.values) ids.push_back(static_cast<int64_t>(x));
+  return ids;
+}
+
+// The keys of the router stand on topk_weights.
+Subject WithRouterKeys(const Subject& ids) {
+  const TensorPtr weights = [&]() -> TensorPtr {
+    EventFilter filter;
+    filter.step = ids.info().event.step;
+    filter.rank = ids.info().event.rank;
+    for (EventId id : ids.capture().Find(ids.Sibling("moe.topk_weights"), filter)) {
+      if (auto t = ids.capture().Load(id); t.ok()) return *t;
+    }
+    return nullptr;
+  }();
+  return weights == nullptr ? ids : Subject(ids.capture(), weights, ids.report());
+}
+
+void JudgeIds(Subject& s) {
+  const TensorPtr logits = s.Operand(s.Sibling("moe.router_logits"));
+  if (logits == nullptr) {
+    if (s.info().repeat < 0) Missing(s, s.Sibling("moe.router_logits"));
+    return;
+  }
+  const TensorPtr bias = s.Weight(s.Sibling("mlp.gate.e_score_correction_bias"));
+  const Subject keys = WithRouterKeys(s);
+  const oracle::RouterSpec spec = SpecOf(keys, s.tensor()->row_size());
+  const auto routing =
+      oracle::Route(ToArray(*logits), bias == nullptr ? Empty() : ToArray({bias->n()}, bias->values), spec);
+  if (!routing.ok()) return s.report().Missing(routing.status().message(), "record router logits of the same rows");
+  const std::vector<int64_t> ids = IdsOf(*s.tensor());
+  const int64_t experts = routing->selection.cols(), k = spec.top_k;
+  // A choice is right when no expert left out scores higher than one taken by more than rounding: scores and their sum
+  // with the bias are rounded in the compute type of the ids' row (float32 at best).
+  const double u = std::max(
+      UnitRoundoff(IsFloat(s.info().event.compute_dtype) ? s.info().event.compute_dtype : DType::kF32), 0x1p-24);
+  const auto wrong_rows = [&](const oracle::Routing& r) {
+    std::vector<int64_t> rows;
+    for (int64_t t = 0; t < r.selection.rows(); ++t) {
+      if (!s.judged()[static_cast<size_t>(t)]) continue;
+      std::set<int64_t> mine(ids.begin() + t * k, ids.begin() + (t + 1) * k),
+          right(r.ids.begin() + t * k, r.ids.begin() + (t + 1) * k);
+      if (mine == right) continue;
+      double top = 0;
+      for (double x : r.selection.row(t)) top = std::max(top, std::abs(x));
+      const bool tie = r.set_margin[static_cast<size_t>(t)] <= 8 * u * top;
+      bool valid = static_cast<int64_t>(mine.size()) == k;
+      for (int64_t e : mine) valid = valid && e >= 0 && e < experts;
+      if (!valid || !tie) rows.push_back(t);
+    }
+    return rows;
+  };
+  const std::vector<int64_t> rows = wrong_rows(*routing);
+  if (rows.empty()) return s.report().Right(s.info().id);
+  Explanation why{fault_class::kMoeRoute, "experts chosen are not the best of the recorded logits"};
+  if (bias != nullptr) {
+    const auto plain = oracle::Route(ToArray(*logits), Empty(), spec);
+    if (plain.ok() && wrong_rows(*plain).empty()) why.text = "the choice fits scores without the correction bias";
+    Array rounded = ToArray({bias->n()}, bias->values);
+    for (double& x : rounded.values) {
+      int exponent = 0;
+      const double m = std::frexp(x, &exponent);
+      x = std::ldexp(std::nearbyint(std::ldexp(m, 8)), exponent - 8);
+    }
+    const auto coarse = oracle::Route(ToArray(*logits), rounded, spec);
+    if (coarse.ok() && wrong_rows(*coarse).empty()) why.text = "the choice fits a bias rounded to bf16";
+  }
+  if (spec.n_group > 1) {
+    oracle::RouterSpec flat = spec;
+    flat.n_group = flat.topk_group = 1;
+    const auto all =
+        oracle::Route(ToArray(*logits), bias == nullptr ? Empty() : ToArray({bias->n()}, bias->values), flat);
+    if (all.ok() && wrong_rows(*all).empty()) why.text = "the choice fits all experts, without the groups";
+  }
+  ReportRule(s.capture(), s.report(), s.info(), why, rows);
+}
+
+void JudgeWeights(Subject& s) {
+  const TensorPtr logits = s.Operand(s.Sibling("moe.router_logits")), chosen = s.Operand(s.Sibling("moe.topk_ids"));
+  if (logits == nullptr) return Missing(s, s.Sibling("moe.router_logits"));
+  if (chosen == nullptr) return Missing(s, s.Sibling("moe.topk_ids"));
+  const oracle::RouterSpec spec = SpecOf(s, s.tensor()->row_size());
+  const std::vector<int64_t> ids = IdsOf(*chosen);
+  const TensorPtr bias = s.Weight(s.Sibling("mlp.gate.e_score_correction_bias"));
+  Operation weigh;
+  weigh.inputs = {{logits->info->name, logits}};
+  weigh.run = [&](std::span<const Array> in) { return oracle::WeightsOf(in[0], ids, spec); };
+  JudgeOperation(s, weigh, [&](const Difference&, const oracle::Computed& right) -> std::optional<Explanation> {
+    const auto variant = [&](auto change) {
+      oracle::RouterSpec other = spec;
+      change(other);
+      return Fits(s, oracle::WeightsOf(ToArray(*logits), ids, other));
+    };
+    const auto scores = oracle::Route(ToArray(*logits), Empty(), spec);
+    if (scores.ok() && bias != nullptr) {
+      Array with = scores->scores.value, lost = with;
+      for (int64_t i = 0; i < with.size(); ++i) {
+        const double b = bias->values[static_cast<size_t>(i % with.cols())];
+        with[i] += b;
+        lost[i] = static_cast<double>((static_cast<float>(lost[i]) + static_cast<float>(b)) - static_cast<float>(b));
+      }
+      if (Fits(s, oracle::WeightsFromScores(with, ids, spec)))
+        return Explanation{fault_class::kMoeRoute, "weights hold the correction bias, which is for the choice alone"};
+      auto cancelled = oracle::WeightsFromScores(lost, ids, spec);
+      if (cancelled.ok()) {
+        // Scores far below the bias are lost; the rest of the rows is within float32 of it.
+        for (int64_t i = 0; i < cancelled->value.size(); ++i)
+          cancelled->scale[i] = std::max(cancelled->scale[i], std::abs(cancelled->value[i]));
+        if (Differ(s.actual(), *cancelled, s.precision(), s.judged(), 64).ok) {
+          return Explanation{fault_class::kMoeRoute,
+                             "scores were got back by subtracting the bias: what lies far below it is lost"};
+        }
+      }
+    }
+    if (variant([](oracle::RouterSpec& r) { r.renormalise = !r.renormalise; })) {
+      return Explanation{fault_class::kMoeRoute, spec.renormalise ? "fits weights that were not renormalised"
+                                                                  : "fits weights that were renormalised"};
+    }
+    if (spec.scaling != 1 && variant([](oracle::RouterSpec& r) { r.scaling = 1; })) {
+      return Explanation{fault_class::kMoeRoute, "fits weights without routed_scaling_factor", 1 / spec.scaling,
+                         "weights used / expected"};
+    }
+    if (variant([](oracle::RouterSpec& r) {
+          r.scoring = r.scoring == oracle::Scoring::kSigmoid ? oracle::Scoring::kSoftmax : oracle::Scoring::kSigmoid;
+        })) {
+      return Explanation{fault_class::kMoeRoute, "fits the other scoring function"};
+    }
+    const double c = ConstantRatio(s.actual(), right.value, s.judged(), std::max(1e-4, 8 * s.precision().store));
+    if (!std::isnan(c))
+      return Explanation{fault_class::kMoeRoute, "weights are one constant off", c, "weights used / expected"};
+    if (auto why = ExplainPrecision(s, right)) return why;
+    return Explanation{fault_class::kMoeRoute, "weights are not those of the chosen scores", kNone, "", 1};
+  });
+}
+
+// ---- rows by expert ------------------------------------------------------------------------------------------------
+
+// Choices in the order in which rows are sent: by expert, then by token.
+struct Sent {
+  std::vector<int64_t> order;   // index into T x k
+  std::vector<int64_t> expert;  // of each sent row
+  int64_t k = 1;
+};
+std::optional<Sent> SentRows(const Subject& s) {
+  const TensorPtr ids = s.Operand(s.Sibling("moe.topk_ids"));
+  if (ids == nullptr) return std::nullopt;
+  Sent sent;
+  sent.k = std::max<int64_t>(ids->row_size(), 1);
+  for (int64_t i = 0; i < ids->n(); ++i) {
+    if (ids->values[static_cast<size_t>(i)] >= 0) sent.order.push_back(i);
+  }
+  std::stable_sort(sent.order.begin(), sent.order.end(), [&](int64_t a, int64_t b) {
+    return ids->values[static_cast<size_t>(a)] < ids->values[static_cast<size_t>(b)];
+  });
+  for (int64_t i : sent.order) sent.expert.push_back(static_cast<int64_t>(ids->values[static_cast<size_t>(i)]));
+  return sent;
+}
+
+void JudgeCounts(Subject& s) {
+  const auto sent = SentRows(s);
+  if (!sent) return;
+  std::vector<double> right(static_cast<size_t>(s.actual().size()), 0);
+  for (int64_t e : sent->expert) {
+    if (e < static_cast<int64_t>(right.size())) right[static_cast<size_t>(e)] += 1;
+  }
+  if (right == s.actual().values) return s.report().Right(s.info().id);
+  // A repeat that others contradict is a matter of the moment.
+  std::string_view cls = fault_class::kKernel;
+  if (s.info().repeat >= 0) {
+    EventFilter filter;
+    filter.rank = s.info().event.rank;
+    for (EventId id : s.capture().Find(s.info().name, filter)) {
+      auto other = s.capture().Load(id);
+      if (other.ok() && (*other)->values != s.tensor()->values) cls = fault_class::kNonDet;
+    }
+  }
+  const auto total = static_cast<int64_t>(std::accumulate(s.actual().values.begin(), s.actual().values.end(), 0.0));
+  ReportRule(
+      s.capture(), s.report(), s.info(),
+      {cls, "counts sum to " + std::to_string(total) + ", " + std::to_string(sent->order.size()) + " rows were sent"});
+}
+
+void JudgeDispatched(Subject& s) {
+  const auto sent = SentRows(s);
+  const TensorPtr x = s.Operand(s.Sibling("post_norm"));
+  if (!sent || x == nullptr) {
+    if (sent || x != nullptr) Missing(s, x == nullptr ? s.Sibling("post_norm") : s.Sibling("moe.topk_ids"));
+    return;
+  }
+  std::vector<int64_t> rows;
+  for (int64_t i : sent->order) rows.push_back(i / sent->k);
+  auto right = oracle::TakeRows(ToArray(*x), rows);
+  if (!right.ok() || right->size() != s.actual().size()) {
+    return s.report().Missing(s.info().name + " holds other rows than moe.topk_ids names",
+                              "record moe.topk_ids of the same step");
+  }
+  Array want = *right;
+  if (s.Flag("weight_on_input", false)) {
+    const TensorPtr w = s.Operand(s.Sibling("moe.topk_weights"));
+    if (w == nullptr) return Missing(s, s.Sibling("moe.topk_weights"));
+    for (size_t r = 0; r < rows.size(); ++r)
+      for (int64_t c = 0; c < want.cols(); ++c)
+        want[static_cast<int64_t>(r) * want.cols() + c] *= w->values[static_cast<size_t>(sent->order[r])];
+  }
+  oracle::Computed copy;
+  copy.value = copy.scale = want;
+  for (double& v : copy.scale.values) v = std::abs(v);
+  const Difference d = Differ(s.actual(), copy, s.precision(), s.judged());
+  if (d.ok) return ReportRight(s, d);
+  ReportWrong(s, d, {fault_class::kMoeRoute, "rows are not those that moe.topk_ids sends to each expert"});
+}
+
+// Weight of each expert: [E, out, in], from the fused tensor or expert by expert.
+Result<Array> ExpertWeights(const Subject& s, std::string_view stem, std::string* name) {
+  for (const char* suffix : {"", ".weight"}) {
+    *name = s.Sibling("mlp.experts." + std::string(stem)) + suffix;
+    if (const TensorPtr w = s.Weight(*name)) return ToArray(*w);
+  }
+  const std::vector<std::string> parts = stem == "gate_up_proj" ? std::vector<std::string>{"gate_proj", "up_proj"}
+                                                                : std::vector<std::string>{std::string(stem)};
+  Array all;
+  int64_t experts = 0;
+  for (;; ++experts) {
+    Array own;
+    for (const std::string& part : parts) {
+      const TensorPtr w = s.Weight(s.Sibling("mlp.experts." + std::to_string(experts) + "." + part + ".weight"));
+      if (w == nullptr) {
+        if (experts == 0) return Status::BadInput(s.Sibling("mlp.experts." + std::string(stem)));
+        all.shape.insert(all.shape.begin(), experts);
+        return all;
+      }
+      own.values.insert(own.values.end(), w->values.begin(), w->values.end());
+      own.shape = {(own.shape.empty() ? 0 : own.shape[0]) + w->shape[0], w->row_size()};
+    }
+    all.shape = own.shape;
+    all.values.insert(all.values.end(), own.values.begin(), own.values.end());
+  }
+}
+
+// Rows through the weight of their expert; a two-dimensional weight serves all rows.
+Result<oracle::Computed> Grouped(const Array& x, const Array& w, const Array& bias, std::span<const int64_t> expert) {
+  if (w.rank() == 2) return oracle::Linear(x, w, bias);
+  if (w.rank() != 3 || static_cast<int64_t>(expert.size()) != x.rows() || w.shape[2] != x.cols()) {
+    return Status::BadInput("experts' weights do not fit their rows");
+  }
+  const int64_t out = w.shape[1], in = w.shape[2];
+  oracle::Computed y;
+  y.value = y.scale = Array::Filled({x.rows(), out});
+  for (int64_t e = 0; e < w.shape[0]; ++e) {
+    std::vector<int64_t> rows;
+    for (size_t r = 0; r < expert.size(); ++r) {
+      if (expert[r] == e) rows.push_back(static_cast<int64_t>(r));
+    }
+    if (rows.empty()) continue;
+    ASSAY_ASSIGN_OR_RETURN(Array part, oracle::TakeRows(x, rows));
+    const Array own = ToArray(
+        {out, in}, std::span(w.values).subspan(static_cast<size_t>(e * out * in), static_cast<size_t>(out * in)));
+    const Array b =
+        bias.size() == w.shape[0] * out
+            ? ToArray({out}, std::span(bias.values).subspan(static_cast<size_t>(e * out), static_cast<size_t>(out)))
+            : Empty();
+    ASSAY_ASSIGN_OR_RETURN(oracle::Computed z, oracle::Linear(part, own, b));
+    y.k = std::max(y.k, z.k);
+    y.stores = z.stores;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      std::copy_n(z.value.values.begin() + static_cast<int64_t>(i) * out, out, y.value.values.begin() + rows[i] * out);
+      std::copy_n(z.scale.values.begin() + static_cast<int64_t>(i) * out, out, y.scale.values.begin() + rows[i] * out);
+    }
+  }
+  return y;
+}
+
+void JudgeExpertProduct(Subject& s, std::string_view input_stem, std::string_view weight_stem) {
+  const TensorPtr input = s.Operand(s.Sibling(input_stem));
+  if (input == nullptr) return Missing(s, s.Sibling(input_stem));
+  std::string name;
+  auto w = ExpertWeights(s, weight_stem, &name);
+  if (!w.ok()) return Missing(s, w.status().message());
+  const TensorPtr bias = s.Weight(s.Sibling("mlp.experts." + std::string(weight_stem) + "_bias"));
+  const Array b = bias == nullptr ? Empty() : ToArray({bias->n()}, bias->values);
+  Array x = ToArray(*input);
+  bool quantised = false;
+  if (HasCodes(s, input->info->name + ".", true)) {
+    auto decoded = Dequantise(s, input->info->name + ".", true);
+    if (!decoded.ok())
+      return s.report().Missing(decoded.status().message(), Capture::RecordHint(input->info->name + ".q_scale"));
+    x = *decoded;
+    quantised = true;
+  }
+  std::vector<int64_t> expert;
+  const bool by_capacity =
+      input->shape.size() == 3 && w->rank() == 3 && s.actual().rank() == 3 && s.tensor()->rows.empty();
+  if (by_capacity) {
+    const int64_t capacity = input->shape[1];
+    for (int64_t e = 0; e < input->shape[0]; ++e) expert.insert(expert.end(), static_cast<size_t>(capacity), e);
+    x.shape = {x.size() / x.cols(), x.cols()};
+  } else if (w->rank() == 3) {
+    const auto sent = SentRows(s);
+    if (!sent) return Missing(s, s.Sibling("moe.topk_ids"));
+    expert = sent->expert;
+    if (s.actual().rank() == 3 &&
+        x.rows() == static_cast<int64_t>(expert.size())) {  // one row a choice, in order of tokens
+      if (const TensorPtr ids = s.Operand(s.Sibling("moe.topk_ids"))) expert = IdsOf(*ids);
+      x.shape = {x.size() / x.cols(), x.cols()};
+    }
+  }
+  Operation multiply;
+  multiply.inputs = {{input->info->name, input}};
+  multiply.run = [&](std::span<const Array> in) -> Result<oracle::Computed> {
+    Array use = quantised ? x : Array{x.shape, in[0].values};
+    ASSAY_ASSIGN_OR_RETURN(oracle::Computed y, Grouped(use, *w, b, expert));
+    y.value.shape = y.scale.shape = s.actual().shape;
+    return y;
+  };
+  JudgeOperation(s, multiply, [&](const Difference& d, const oracle::Computed& right) -> std::optional<Explanation> {
+    if (b.size() > 0 && Fits(s, Grouped(x, *w, Empty(), expert)))
+      return Explanation{fault_class::kKernel, "fits without the experts' bias"};
+    if (weight_stem == "gate_up_proj" && s.actual().rank() == 2) {
+      // Rows of the weight in the other order of gate and up.
+      for (bool interleave : {false, true}) {
+        oracle::Computed moved = right;
+        const int64_t n = s.actual().cols(), half = n / 2;
+        for (int64_t r = 0; r < right.value.rows(); ++r)
+          for (int64_t c = 0; c < n; ++c) {
+            const int64_t from = interleave ? (c % 2) * half + c / 2 : (c < half ? 2 * c : 2 * (c - half) + 1);
+            moved.value[r * n + c] = right.value[r * n + from];
+            moved.scale[r * n + c] = right.scale[r * n + from];
+          }
+        if (Fits(s, moved)) return Explanation{fault_class::kMoeLayout, "fits gate and up in the other order"};
+      }
+    }
+    if (quantised) {
+      for (int variant = 0; variant < 2; ++variant) {
+        DequantVariant v;
+        (variant == 0 ? v.other_scale_layout : v.high_nibble_first) = true;
+        auto other = Dequantise(s, input->info->name + ".", true, v);
+        if (other.ok() && Fits(s, Grouped(*other, *w, b, expert))) {
+          return Explanation{fault_class::kQLayout, variant == 0 ? "fits the scales in the other layout"
+                                                                 : "fits the codes with the high nibble first"};
+        }
+      }
+    }
+    const double c = ConstantRatio(s.actual(), right.value, s.judged(), std::max(1e-4, 8 * s.precision().store));
+    if (!std::isnan(c))
+      return Explanation{quantised ? fault_class::kQScale : fault_class::kScale, "the result is one constant off", c,
+                         "result used / expected"};
+    // Rows of another expert.
+    if (w->rank() == 3) {
+      for (int64_t by = 1; by < std::min<int64_t>(w->shape[0], 9); ++by) {
+        std::vector<int64_t> moved = expert;
+        for (int64_t& e : moved) e = (e + by) % w->shape[0];
+        if (Fits(s, Grouped(x, *w, b, moved)))
+          return Explanation{fault_class::kMoeRoute,
+                             "fits the weights of other experts, " + std::to_string(by) + " further"};
+      }
+    }
+    (void)d;
+    return std::nullopt;
+  });
+}
+
+void JudgeActivation(Subject& s, bool experts) {
+  oracle::ActivationSpec spec;
+  const std::string kind = s.Text("activation", "silu");
+  using oracle::Activation;
+  spec.kind = kind == "gelu"         ? Activation::kGelu
+              : kind == "gelu_tanh"  ? Activation::kGeluTanh
+              : kind == "swiglu_oai" ? Activation::kSwigluOai
+                                     : Activation::kSilu;
+  spec.alpha = s.Number("swiglu_alpha", 1.702);
+  spec.limit = s.Number("swiglu_limit", 7);
+  Operation act;
+  if (experts) {
+    const TensorPtr both = s.Operand(s.Sibling("moe.gate_up"));
+    if (both == nullptr) {
+      if (s.tensor()->shape.size() != 3) Missing(s, s.Sibling("moe.gate_up"));
+      return;
+    }
+    const bool interleaved = s.Text("gate_up_layout", "halves") == "interleaved";
+    act.inputs = {{both->info->name, both}};
+    const auto with = [&](bool pairs, const oracle::ActivationSpec& use) {
+      return [=](std::span<const Array> in) {
+        return oracle::GateFused(in[0], pairs ? oracle::GateUpLayout::kInterleaved : oracle::GateUpLayout::kHalves,
+                                 use);
+      };
+    };
+    act.run = with(interleaved, spec);
+    return JudgeOperation(s, act, [&](const Difference&, const oracle::Computed&) -> std::optional<Explanation> {
+      if (Fits(s, with(!interleaved, spec)(act.arrays()))) {
+        return Explanation{fault_class::kMoeLayout, interleaved ? "fits halves, interleaved gate and up are declared"
+                                                                : "fits interleaved gate and up, halves are declared"};
+      }
+      // Up in front of gate.
+      Array swapped = ToArray(*both);
+      const int64_t n = swapped.cols(), half = n / 2;
+      for (int64_t r = 0; r < swapped.rows(); ++r)
+        for (int64_t c = 0; c < n; ++c) {
+          const int64_t from = interleaved ? (c ^ 1) : (c + half) % n;
+          swapped[r * n + c] = both->values[static_cast<size_t>(r * n + from)];
+        }
+      const std::vector<Array> other{swapped};
+      if (Fits(s, with(interleaved, spec)(other)))
+        return Explanation{fault_class::kMoeLayout, "fits up in front of gate"};
+      for (Activation a : {Activation::kSilu, Activation::kGelu, Activation::kGeluTanh, Activation::kSwigluOai}) {
+        oracle::ActivationSpec use = spec;
+        use.kind = a;
+        if (a != spec.kind && Fits(s, with(interleaved, use)(act.arrays())))
+          return Explanation{fault_class::kKernel, "fits another activation than " + kind};
+      }
+      oracle::ActivationSpec open = spec;
+      open.limit = 0;
+      if (spec.kind == Activation::kSwigluOai && Fits(s, with(interleaved, open)(act.arrays())))
+        return Explanation{fault_class::kKernel, "fits the activation without its limit"};
+      return std::nullopt;
+    });
+  }
+  const TensorPtr gate = s.Operand(s.Sibling("mlp.gate")), up = s.Operand(s.Sibling("mlp.up"));
+  if (gate == nullptr) {
+    if (up != nullptr) Missing(s, s.Sibling("mlp.gate"));
+    return;
+  }
+  act.inputs = {{gate->info->name, gate}, {s.Sibling("mlp.up"), up}};
+  act.run = [&](std::span<const Array> in) -> Result<oracle::Computed> {
+    if (up == nullptr) return oracle::Activate(in[0], spec);
+    return oracle::Gate(in[0], in[1], spec);
+  };
+  JudgeOperation(s, act, [&](const Difference&, const oracle::Computed&) -> std::optional<Explanation> {
+    if (up != nullptr && Fits(s, oracle::Gate(ToArray(*up), ToArray(*gate), spec)))
+      return Explanation{fault_class::kMoeLayout, "fits the activation on up in place of gate"};
+    return std::nullopt;
+  });
+}
+
+void JudgeRouted(Subject& s) {
+  s.DeclareOneStore();
+  const TensorPtr rows = s.Operand(s.Sibling("moe.expert_out")), weights = s.Operand(s.Sibling("moe.topk_weights"));
+  if (s.capture().HasSite(s.info().name + ".partial")) return;  // judged as a sum
+  if (rows == nullptr) return;
+  if (weights == nullptr) return Missing(s, s.Sibling("moe.topk_weights"));
+  const auto sent = SentRows(s);
+  if (!sent) return Missing(s, s.Sibling("moe.topk_ids"));
+  std::vector<int64_t> row_of(static_cast<size_t>(weights->n()), -1);
+  Array experts = ToArray(*rows);
+  if (rows->shape.size() == 3 && rows->n_rows() == weights->n_rows() && rows->shape[1] == sent->k) {  // T k h
+    std::iota(row_of.begin(), row_of.end(), 0);
+    experts.shape = {experts.size() / experts.cols(), experts.cols()};
+  } else if (rows->shape.size() == 3) {  // E C h: rows of an expert in the order of tokens
+    std::vector<int64_t> used(static_cast<size_t>(rows->shape[0]), 0);
+    for (size_t r = 0; r < sent->order.size(); ++r) {
+      const int64_t e = sent->expert[r];
+      if (e >= rows->shape[0] || used[static_cast<size_t>(e)] >= rows->shape[1]) continue;
+      row_of[static_cast<size_t>(sent->order[r])] = e * rows->shape[1] + used[static_cast<size_t>(e)]++;
+    }
+    experts.shape = {experts.size() / experts.cols(), experts.cols()};
+  } else {
+    for (size_t r = 0; r < sent->order.size(); ++r)
+      row_of[static_cast<size_t>(sent->order[r])] = static_cast<int64_t>(r);
+  }
+  Array w = ToArray(*weights);
+  if (s.Flag("weight_on_input", false)) std::fill(w.values.begin(), w.values.end(), 1.0);
+  Operation combine;
+  combine.inputs = {{rows->info->name, rows}};
+  combine.run = [&](std::span<const Array> in) { return oracle::Combine({experts.shape, in[0].values}, row_of, w); };
+  JudgeOperation(s, combine, [&](const Difference&, const oracle::Computed& right) -> std::optional<Explanation> {
+    Array ones = w;
+    std::fill(ones.values.begin(), ones.values.end(), 1.0);
+    if (Fits(s, oracle::Combine(experts, row_of, ones)))
+      return Explanation{fault_class::kMoeRoute, "fits experts' results without their weights"};
+    Array twice = w;
+    for (double& x : twice.values) x *= x;
+    if (Fits(s, oracle::Combine(experts, row_of, twice)))
+      return Explanation{fault_class::kMoeRoute, "fits weights that were applied twice"};
+    const double c = ConstantRatio(s.actual(), right.value, s.judged(), std::max(1e-4, 8 * s.precision().store));
+    if (!std::isnan(c))
+      return Explanation{fault_class::kReduce, "the sum is one constant off", c, "sum used / expected"};
+    return std::nullopt;
+  });
+}
+
+}  // namespace
+
+void JudgeRouter(const Capture& capture, CheckReport* report) {
+  constexpr std::string_view kIds[] = {"moe.topk_ids"}, kWeights[] = {"moe.topk_weights"};
+  JudgeStems(capture, report, kIds, JudgeIds);
+  JudgeStems(capture, report, kWeights, JudgeWeights);
+}
+
+void JudgeExperts(const Capture& capture, CheckReport* report) {
+  const auto each = [&](std::string_view stem, const JudgeFunction& judge) {
+    const std::string_view stems[] = {stem};
+    JudgeStems(capture, report, stems, judge);
+  };
+  each("moe.expert_counts", JudgeCounts);
+  each("moe.dispatched", JudgeDispatched);
+  each("moe.gate_up", [](Subject& s) { JudgeExpertProduct(s, "moe.dispatched", "gate_up_proj"); });
+  each("moe.act", [](Subject& s) { JudgeActivation(s, true); });
+  each("mlp.act", [](Subject& s) { JudgeActivation(s, false); });
+  each("moe.expert_out", [](Subject& s) { JudgeExpertProduct(s, "moe.act", "down_proj"); });
+  each("moe.routed", JudgeRouted);
+}
+
+}  // namespace assay::check

@@ -1,0 +1,132 @@
+// RMSNorm and LayerNorm, with mean squares over all ranks where the row is cut.
+#include <algorithm>
+#include <cmath>
+
+#include "check/op_checks.h"
+#include "check/op_explain.h"
+#include "check/op_stream.h"
+#include "oracle/norm.h"
+
+namespace assay::check {
+namespace {
+
+using namespace op;
+using oracle::Array;
+
+struct NormSite {
+  std::string_view result, input, weight;  // below the layer; input empty: the residual stream
+};
+constexpr NormSite kNorms[] = {
+    {"input_norm", "", "input_layernorm"},
+    {"post_norm", "", "post_attention_layernorm"},
+    {"final_norm", "", "norm"},
+    {"attn.q_a_normed", "attn.q_a", "attn.q_a_layernorm"},
+    {"attn.kv_c_normed", "attn.kv_a", "attn.kv_a_layernorm"},
+    {"attn.out_normed", "attn.out", "attn.out_norm"},
+};
+
+void JudgeNorm(Subject& s, const NormSite& site) {
+  Operation norm;
+  std::string missing;
+  if (site.input.empty()) {
+    norm.inputs = StreamBehind(s, &missing);
+  } else {
+    norm.inputs = {{s.Sibling(site.input), s.Operand(s.Sibling(site.input))}};
+    if (norm.inputs[0].tensor == nullptr) missing = norm.inputs[0].name;
+  }
+  if (!missing.empty()) return Missing(s, missing);
+  const std::string weight_name = s.Sibling(site.weight) + ".weight";
+  const TensorPtr weight = s.Weight(weight_name);
+  if (weight == nullptr) return Missing(s, weight_name);
+  const TensorPtr bias = s.Weight(s.Sibling(site.weight) + ".bias");
+  const size_t n_terms = norm.inputs.size();
+  norm.inputs.push_back({weight_name, weight});
+
+  const double eps = s.Number("eps", 1e-6), branch = s.Number("branch_scale", 1);
+  const bool layer_norm = s.Text("op", "rmsnorm") == "layernorm";
+  // Mean squares of the whole row where this rank has a part of it.
+  const EventInfo& operand = *norm.inputs[0].tensor->info;
+  std::vector<double> squares;
+  const bool cut = operand.event.shard.count > 1 && !layer_norm;
+  if (cut) {
+    auto whole = s.capture().Stitched(operand);
+    if (!whole.ok()) return s.report().Missing(whole.status().message(), "record " + operand.name + " on every rank");
+    auto means = oracle::MeanSquares(ToArray({(*whole)->n_rows(), (*whole)->row_size()}, (*whole)->values), 0,
+                                     (*whole)->row_size());
+    if (!means.ok()) return;
+    squares = *means;
+  }
+  const int64_t rows = s.actual().shape.empty() ? 1 : s.actual().shape[0];
+  const auto run_with = [&](std::span<const Array> in, double used_eps, double add_to_weight,
+                            bool own_squares) -> Result<oracle::Computed> {
+    Array x = in[0];
+    for (size_t j = 1; j < n_terms; ++j) {
+      if (in[j].size() != x.size())
+        return Status::BadInput(norm.inputs[j].name + " has another shape than " + norm.inputs[0].name);
+      for (int64_t i = 0; i < x.size(); ++i) x[i] += branch * in[j][i];
+    }
+    Array w = in[n_terms];
+    for (double& v : w.values) v += add_to_weight;
+    if (x.size() == 0 || rows == 0) return Status::BadInput(operand.name + " is empty");
+    x.shape = {rows, x.size() / rows};
+    const int64_t width = s.actual().size() / rows;
+    if (x.cols() > width && !cut) {  // the latent, in front of k_pe
+      ASSAY_ASSIGN_OR_RETURN(x, oracle::TakeColumns(x, 0, width));
+    }
+    if (x.cols() != w.size() && w.size() > 0 && x.cols() % w.size() == 0) x.shape = {x.size() / w.size(), w.size()};
+    Result<oracle::Computed> y =
+        layer_norm            ? oracle::LayerNorm(x, w, bias == nullptr ? Array{{0}, {}} : ToArray(*bias), used_eps)
+        : cut && !own_squares ? oracle::RmsNormGiven(x, w, used_eps, squares)
+                              : oracle::RmsNorm(x, w, used_eps);
+    if (!y.ok()) return y;
+    y->value.shape = y->scale.shape = s.actual().shape;
+    if (n_terms > 1) y->stores += 1;  // the sum is stored before it is normed
+    return y;
+  };
+  norm.run = [&](std::span<const Array> in) { return run_with(in, eps, 0, false); };
+  JudgeOperation(s, norm, [&](const Difference&, const oracle::Computed& right) -> std::optional<Explanation> {
+    const auto arrays = norm.arrays();
+    if (cut && Fits(s, run_with(arrays, eps, 0, true))) {
+      double ratio = ConstantRatio(s.actual(), right.value, s.judged(), std::max(1e-3, 4 * s.precision().store));
+      if (std::isnan(ratio)) {  // one constant a row: that of the first row that is off
+        double cross = 0, square = 0;
+        for (int64_t i = 0; i < right.value.size() / rows; ++i) {
+          cross += s.actual()[i] * right.value[i];
+          square += right.value[i] * right.value[i];
+        }
+        ratio = square > 0 ? cross / square : kNone;
+      }
+      return Explanation{fault_class::kReduce, "fits the mean square of this rank's columns in place of the whole row",
+                         ratio, "normed shard used / expected"};
+    }
+    if (Fits(s, run_with(arrays, eps, 1, false))) return Explanation{fault_class::kKernel, "fits weights with 1 added"};
+    if (Fits(s, run_with(arrays, 0, 0, false))) return Explanation{fault_class::kKernel, "fits without eps"};
+    for (double other : {1e-5, 1e-6, 1e-8, 1e-12}) {
+      if (other != eps && Fits(s, run_with(arrays, other, 0, false))) {
+        return Explanation{fault_class::kKernel, "fits another eps", other, "eps used"};
+      }
+    }
+    if (n_terms > 1) {
+      auto alone = arrays;
+      std::fill(alone[1].values.begin(), alone[1].values.end(), 0.0);
+      if (Fits(s, run_with(alone, eps, 0, false))) {
+        return Explanation{fault_class::kKernel, "fits without " + norm.inputs[1].name + " added before the norm"};
+      }
+    }
+    const double c = ConstantRatio(s.actual(), right.value, s.judged(), std::max(1e-4, 8 * s.precision().store));
+    if (!std::isnan(c))
+      return Explanation{fault_class::kScale, "the normed rows are one constant off", c, "normed used / expected"};
+    return std::nullopt;
+  });
+}
+
+}  // namespace
+
+void JudgeNorms(const Capture& capture, CheckReport* report) {
+  for (const NormSite& site : kNorms) {
+    const std::string_view stems[] = {site.result};
+    JudgeStems(capture, report, stems, [&](Subject& s) { JudgeNorm(s, site); });
+  }
+}
+
+}  // namespace assay::check

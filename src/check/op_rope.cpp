@@ -1,0 +1,398 @@
+// Rotary embedding of queries and keys, and the table of cosines and sines.
+#include "check/op_rope.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "check/op_checks.h"
+#include "check/op_explain.h"
+#include "oracle/norm.h"
+#include "oracle/rope_fit.h"
+
+namespace assay::op {
+
+Result<Rotation> RotationOf(const Subject& s, int64_t head_size) {
+  Rotation r;
+  const std::string type = s.Text("rope.type", "default");
+  using oracle::RopeScaling;
+  if (type == "linear")
+    r.spec.scaling = RopeScaling::kLinear;
+  else if (type == "llama3")
+    r.spec.scaling = RopeScaling::kLlama3;
+  else if (type == "yarn")
+    r.spec.scaling = RopeScaling::kYarn;
+  else if (type != "default")
+    return Status::BadInput(s.info().name + ": rope.type=" + type + " is not known");
+  const auto optional = [&](std::string_view key) { return s.capture().Number(s.info(), key); };
+  r.spec.theta = s.Number("rope.theta", 10000);
+  r.spec.dim = std::min(s.Integer("rope.dim", head_size), head_size);
+  r.spec.factor = s.Number("rope.factor", 1);
+  r.spec.original_max_position = s.Number("rope.original_max_position", 0);
+  r.spec.beta_fast = s.Number("rope.beta_fast", 32);
+  r.spec.beta_slow = s.Number("rope.beta_slow", 1);
+  r.spec.mscale = optional("rope.mscale");
+  r.spec.mscale_all_dim = optional("rope.mscale_all_dim");
+  r.spec.attention_factor = optional("rope.attention_factor");
+  r.spec.low_freq_factor = s.Number("rope.low_freq_factor", 1);
+  r.spec.high_freq_factor = s.Number("rope.high_freq_factor", 4);
+  r.layout.pairing =
+      s.Text("rope.pairing", "half") == "interleaved" ? oracle::Pairing::kInterleaved : oracle::Pairing::kHalf;
+  const auto recorded = [&](std::string_view stem) { return s.capture().HasSite(s.Sibling(stem)); };
+  r.layout.from_end = recorded("attn.kv_a") || recorded("attn.kv_c_normed") || recorded("attn.q_pe");
+  ASSAY_ASSIGN_OR_RETURN(r.frequencies, oracle::MakeFrequencies(r.spec));
+  return r;
+}
+
+}  // namespace assay::op
+
+namespace assay::check {
+namespace {
+
+using namespace op;
+using oracle::Array;
+
+struct Raw {
+  Input input;
+  std::string norm;     // full name of the weight of a norm before the rotation, or empty
+  int64_t columns = 0;  // the last so many of each head are the operand; 0: all
+};
+
+// What a rotated tensor is made of.
+Raw RawOf(const Subject& s) {
+  const std::string stem = s.info().name.substr(s.info().prefix.size());
+  Raw raw;
+  std::string from = stem + "_proj";
+  if (stem == "attn.q_pe") from = "attn.q_proj";
+  if (stem == "attn.k_pe") from = "attn.kv_a";
+  if (stem == "attn.q_pe" || stem == "attn.k_pe") raw.columns = s.tensor()->dim(-1);
+  raw.input = {s.Sibling(from), s.Operand(s.Sibling(from))};
+  if (raw.input.tensor == nullptr && stem == "attn.k_pe") {
+    raw.input = {s.Sibling("attn.k_proj"), s.Operand(s.Sibling("attn.k_proj"))};
+  }
+  if (stem == "attn.q" || stem == "attn.k") {
+    const std::string weight = s.Sibling(stem + "_norm.weight");
+    if (s.Weight(weight) != nullptr) raw.norm = weight;
+  }
+  return raw;
+}
+
+// The operand as it enters the rotation: shape of the result, behind the norm.
+Result<oracle::Computed> Before(const Subject& s, const Raw& raw, std::span<const Array> in) {
+  Array x = in[0];
+  if (raw.columns > 0 && x.rank() >= 2) {
+    ASSAY_ASSIGN_OR_RETURN(x, oracle::TakeColumns(x, x.cols() - raw.columns, x.cols()));
+  }
+  if (x.size() != s.actual().size())
+    return Status::BadInput(raw.input.name + " has another shape than " + s.info().name);
+  x.shape = s.actual().shape;
+  oracle::Computed out;
+  if (in.size() > 1) {
+    const double eps = s.Number("eps", 1e-6);
+    const bool whole_row = in[1].size() != x.cols();
+    if (whole_row) {
+      ASSAY_ASSIGN_OR_RETURN(
+          x, oracle::Reshape(std::move(x), {s.actual().shape[0], s.actual().size() / s.actual().shape[0]}));
+      if (in[1].size() != x.cols()) return Status::BadInput(raw.norm + " has another size than a head or a row");
+    }
+    ASSAY_ASSIGN_OR_RETURN(out, oracle::RmsNorm(x, in[1], eps));
+    out.value.shape = s.actual().shape;
+  } else {
+    out.value = std::move(x);
+  }
+  return out;
+}
+
+std::vector<double> PositionsOf(const Tensor& t) {
+  std::vector<double> out;
+  for (const RowId& id : t.rows) out.push_back(id.known ? static_cast<double>(id.position) : 0);
+  return out;
+}
+
+Result<oracle::Computed> Turn(const oracle::Computed& before, std::span<const double> positions, const Rotation& r) {
+  ASSAY_ASSIGN_OR_RETURN(oracle::Computed out, oracle::Rotate(before.value, positions, r.frequencies, r.layout));
+  if (before.scale.values.empty()) return out;  // no norm
+  out.k += before.k;
+  out.stores += before.stores;
+  return out;
+}
+
+// Positions by which the rows were turned, where that can be told.
+struct Turned {
+  int64_t position, used;
+  uint64_t request;
+};
+
+std::vector<Turned> FittedRows(const Subject& s, const oracle::Computed& before, const Rotation& r,
+                               std::span<const int64_t> wrong) {
+  std::vector<Turned> out;
+  int64_t last = 0;
+  for (const RowId& id : s.tensor()->rows) last = std::max(last, id.position);
+  auto x = oracle::TakeRows(before.value, wrong), y = oracle::TakeRows(s.actual(), wrong);
+  if (!x.ok() || !y.ok()) return out;
+  auto fit = oracle::FitRotation(*x, *y, r.frequencies, r.layout, -32, std::min<int64_t>(2 * last + 256, 1 << 18));
+  if (!fit.ok()) return out;
+  for (size_t i = 0; i < wrong.size(); ++i) {
+    const RowId& id = s.tensor()->rows[static_cast<size_t>(wrong[i])];
+    const oracle::RowRotation& row = fit->rows[i];
+    if (!row.decidable || std::abs(row.position - std::round(row.position)) > 0.05) return {};
+    out.push_back({id.position, static_cast<int64_t>(std::llround(row.position)), id.request});
+  }
+  return out;
+}
+
+std::optional<Explanation> ExplainPositions(const Subject& s, const Rotation& r, const oracle::Computed& before,
+                                            const Difference& d) {
+  const std::vector<int64_t> wrong(d.rows.begin(),
+                                   d.rows.begin() + static_cast<int64_t>(std::min<size_t>(d.rows.size(), 256)));
+  std::vector<Turned> turned = FittedRows(s, before, r, wrong);
+  if (turned.size() != wrong.size()) return std::nullopt;
+  std::vector<double> positions = PositionsOf(*s.tensor());
+  for (size_t i = 0; i < wrong.size(); ++i)
+    positions[static_cast<size_t>(wrong[i])] = static_cast<double>(turned[i].used);
+  std::vector<char> judged = s.judged();
+  for (size_t i = wrong.size(); i < d.rows.size(); ++i) judged[static_cast<size_t>(d.rows[i])] = 0;
+  auto fit = Turn(before, positions, r);
+  if (!fit.ok() || !Differ(s.actual(), *fit, s.precision(), judged, 8).ok) return std::nullopt;
+
+  // Positions that ran ahead by the drafts which were not accepted.
+  EventFilter filter;
+  filter.step = s.info().event.step - 1;
+  for (EventId id : s.capture().Find("spec.accepted", filter)) {
+    auto accepted = s.capture().Load(id);
+    const auto drafts = s.capture().Integer(*s.capture().Info(id), "drafts");
+    if (!accepted.ok() || !drafts) continue;
+    bool all = true;
+    for (const Turned& t : turned) {
+      bool same = false;
+      for (size_t b = 0; b < (*accepted)->rows.size(); ++b) {
+        if ((*accepted)->rows[b].request != t.request) continue;
+        same = t.used - t.position == *drafts - static_cast<int64_t>((*accepted)->values[b]);
+      }
+      all = all && same;
+    }
+    if (all) return Explanation{fault_class::kSpec, "positions used are ahead by the drafts that were not accepted"};
+  }
+
+  // One position for all, or one offset: later steps of the site tell.
+  EventFilter later;
+  later.rank = s.info().event.rank;
+  for (EventId id : s.capture().Find(s.info().name, later)) {
+    if (id == s.info().id || !s.capture().Earlier(s.info().id, id) || turned.size() > 300) continue;
+    auto tensor = s.capture().Load(id);
+    if (!tensor.ok() || (*tensor)->info->audit == "before" || (*tensor)->rows.empty()) continue;
+    Subject other(s.capture(), *tensor, s.report());
+    const Raw own = RawOf(other);
+    if (own.input.tensor == nullptr) continue;
+    std::vector<Array> in{ToArray(*own.input.tensor)};
+    if (!own.norm.empty()) in.push_back(ToArray(*other.Weight(own.norm)));
+    auto x = Before(other, own, in);
+    if (!x.ok()) continue;
+    auto right = Turn(*x, PositionsOf(**tensor), r);
+    if (!right.ok()) continue;
+    const Difference e = Differ(other.actual(), *right, other.precision(), other.judged());
+    for (const Turned& t : FittedRows(other, *x, r, e.rows)) turned.push_back(t);
+  }
+  bool one_offset = true, one_position = true, several = false;
+  for (const Turned& t : turned) {
+    one_offset = one_offset && t.used - t.position == turned[0].used - turned[0].position;
+    one_position = one_position && t.used == turned[0].used;
+    several = several || t.position != turned[0].position;
+  }
+  Explanation why{fault_class::kRopePos, "row of position " + std::to_string(turned[0].position) +
+                                             " is turned by position " + std::to_string(turned[0].used)};
+  if (one_position && several) {
+    why.constant = static_cast<double>(turned[0].used);
+    why.meaning = "position used, the same for every row";
+  } else {
+    why.constant = static_cast<double>(turned[0].used - turned[0].position);
+    why.meaning =
+        one_offset ? "position used - position of the row" : "position used - position of the row, for the first";
+  }
+  return why;
+}
+
+std::optional<Explanation> ExplainRotation(const Subject& s, const Raw& raw, const Rotation& r,
+                                           const oracle::Computed& before, const Difference& d,
+                                           const oracle::Computed& right) {
+  const double tolerance = std::max(1e-4, 8 * s.precision().store);
+  if (const double c = ConstantRatio(s.actual(), right.value, s.judged(), tolerance); !std::isnan(c)) {
+    // Rows that are not rotated at all keep their length: such a ratio says nothing of a scale.
+    return Explanation{fault_class::kScale, "the rotation is right and its length is not", c,
+                       "rotated used / expected"};
+  }
+  if (r.layout.from_end || r.spec.dim < s.actual().cols()) {  // the rotated part alone
+    const int64_t dim = r.spec.dim, cols = s.actual().cols(), begin = r.layout.from_end ? cols - dim : 0;
+    auto a = oracle::TakeColumns(s.actual(), begin, begin + dim),
+         b = oracle::TakeColumns(right.value, begin, begin + dim);
+    if (a.ok() && b.ok() && dim < cols) {
+      if (const double c = ConstantRatio(*a, *b, s.judged(), tolerance); !std::isnan(c)) {
+        return Explanation{fault_class::kScale, "the rotation is right and its length is not", c,
+                           "rotated used / expected"};
+      }
+    }
+  }
+  if (auto why = ExplainOverwritten(s, {{raw.input}, [](std::span<const Array>) -> Result<oracle::Computed> {
+                                          return Status::BadInput("copy");
+                                        }})) {
+    return why;
+  }
+  const std::vector<double> positions = PositionsOf(*s.tensor());
+  const auto other = [&](auto change) {
+    Rotation changed = r;
+    change(changed);
+    auto frequencies = oracle::MakeFrequencies(changed.spec);
+    if (!frequencies.ok()) return false;
+    changed.frequencies = *frequencies;
+    auto turned = Turn(before, positions, changed);
+    return turned.ok() && Fits(s, turned);
+  };
+  const auto flip = [](Rotation& x) {
+    x.layout.pairing =
+        x.layout.pairing == oracle::Pairing::kHalf ? oracle::Pairing::kInterleaved : oracle::Pairing::kHalf;
+  };
+  if (other(flip)) return Explanation{fault_class::kRopeForm, "fits the other pairing of elements"};
+  if (r.spec.dim < s.actual().cols()) {
+    if (other([](Rotation& x) { x.layout.from_end = !x.layout.from_end; })) {
+      return Explanation{fault_class::kRopeForm, "fits a rotation of the other end of the head"};
+    }
+    if (other([&](Rotation& x) { x.spec.dim = s.actual().cols(); })) {
+      return Explanation{fault_class::kRopeForm, "fits a rotation of the whole head"};
+    }
+  }
+  std::vector<double> back = positions;
+  for (double& p : back) p = -p;
+  if (Fits(s, Turn(before, back, r)))
+    return Explanation{fault_class::kRopeForm, "fits a rotation in the other direction"};
+  if (auto why = ExplainPositions(s, r, before, d)) return why;
+  if (r.spec.scaling != oracle::RopeScaling::kDefault &&
+      other([](Rotation& x) { x.spec.scaling = oracle::RopeScaling::kDefault; })) {
+    return Explanation{fault_class::kRopeForm, "fits frequencies without the scaling of the context"};
+  }
+  for (double theta : {10000.0, 100000.0, 150000.0, 500000.0, 1000000.0, 5000000.0, 8000000.0, 10000000.0}) {
+    if (theta != r.spec.theta && other([&](Rotation& x) { x.spec.theta = theta; })) {
+      return Explanation{fault_class::kRopeForm, "fits another base of the frequencies", theta, "theta used"};
+    }
+  }
+  return std::nullopt;
+}
+
+void JudgeRotated(Subject& s) {
+  const Raw raw = RawOf(s);
+  if (raw.input.tensor == nullptr) {
+    if (!s.capture().HasSite(s.Sibling("attn.k_nope")) && !s.capture().HasSite(s.Sibling("attn.q_nope")))
+      Missing(s, raw.input.name);
+    return;
+  }
+  if (s.tensor()->rows.empty()) return;
+  bool declared = s.capture().ProcessText(s.info(), "model.rope_theta").has_value();
+  for (std::string_view key : {"rope.theta", "rope.type", "rope.pairing"}) {
+    declared = declared || Capture::OwnText(s.info(), key).has_value();
+  }
+  if (!declared) {
+    s.report().Missing(s.info().name + " has no rope.* metadata", "record it with rope.theta, rope.pairing and so on");
+    return;
+  }
+  auto rotation = RotationOf(s, raw.columns > 0 ? raw.columns : s.tensor()->dim(-1));
+  if (!rotation.ok()) return s.report().Missing(rotation.status().message(), "record it with the rope.* keys");
+  Operation turn;
+  turn.inputs.push_back(raw.input);
+  if (!raw.norm.empty()) turn.inputs.push_back({raw.norm, s.Weight(raw.norm)});
+  const std::vector<double> positions = PositionsOf(*s.tensor());
+  turn.run = [&](std::span<const Array> in) -> Result<oracle::Computed> {
+    ASSAY_ASSIGN_OR_RETURN(oracle::Computed before, Before(s, raw, in));
+    return Turn(before, positions, *rotation);
+  };
+  JudgeOperation(s, turn, [&](const Difference& d, const oracle::Computed& right) -> std::optional<Explanation> {
+    auto before = Before(s, raw, turn.arrays());
+    if (!before.ok()) return std::nullopt;
+    return ExplainRotation(s, raw, *rotation, *before, d, right);
+  });
+}
+
+void JudgeTable(Subject& s) {
+  const int64_t dim = s.tensor()->dim(-1);
+  auto rotation = RotationOf(s, dim);
+  if (!rotation.ok()) return s.report().Missing(rotation.status().message(), "record it with the rope.* keys");
+  std::vector<double> positions(static_cast<size_t>(s.actual().rows()));
+  for (size_t p = 0; p < positions.size(); ++p) positions[p] = static_cast<double>(p);
+  Operation make;
+  make.run = [&](std::span<const Array>) -> Result<oracle::Computed> {
+    return oracle::CosSinTable(rotation->frequencies, positions);
+  };
+  JudgeOperation(s, make, [&](const Difference&, const oracle::Computed& right) -> std::optional<Explanation> {
+    const double tolerance = std::max(1e-4, 8 * s.precision().store);
+    if (const double c = ConstantRatio(s.actual(), right.value, s.judged(), tolerance); !std::isnan(c)) {
+      return Explanation{fault_class::kScale, "cosines and sines are one constant off", c, "table used / expected"};
+    }
+    for (double by : {1.0, -1.0}) {
+      std::vector<double> moved = positions;
+      for (double& p : moved) p += by;
+      if (Fits(s, oracle::CosSinTable(rotation->frequencies, moved))) {
+        return Explanation{fault_class::kRopePos, "the table begins at another position", by,
+                           "position used - position of the row"};
+      }
+    }
+    Rotation plain = *rotation;
+    plain.spec.scaling = oracle::RopeScaling::kDefault;
+    if (auto f = oracle::MakeFrequencies(plain.spec); f.ok() && Fits(s, oracle::CosSinTable(*f, positions))) {
+      return Explanation{fault_class::kRopeForm, "fits frequencies without the scaling of the context"};
+    }
+    return std::nullopt;
+  });
+}
+
+}  // namespace
+
+void JudgeRope(const Capture& capture, CheckReport* report) {
+  constexpr std::string_view kTable[] = {"rope.cos_sin"};
+  JudgeStems(capture, report, kTable, JudgeTable, true);
+  JudgeStems(capture, report, kTable, JudgeTable, false);
+  constexpr std::string_view kRotated[] = {"attn.q",    "attn.k",         "attn.q_pe",
+                                           "attn.k_pe", "attn.indexer.q", "attn.indexer.k"};
+  JudgeStems(capture, report, kRotated, JudgeRotated);
+}
+
+// Parts put together: attn.q of q_nope and q_pe, attn.k of k_nope and k_pe broadcast over the heads, attn.q_nope cut
+// out of attn.q_proj, attn.v what attn.v_proj gave.
+void JudgeBroadcast(const Capture& capture, CheckReport* report) {
+  const auto judge = [](std::string_view nope, std::string_view pe) {
+    return [nope, pe](Subject& s) {
+      const TensorPtr a = s.Operand(s.Sibling(nope)), b = s.Operand(s.Sibling(pe));
+      if (a == nullptr || b == nullptr) return;
+      Operation join;
+      join.inputs = {{a->info->name, a}, {b->info->name, b}};
+      join.run = [&s](std::span<const Array> in) -> Result<oracle::Computed> {
+        const int64_t heads = s.actual().rank() == 3 ? s.actual().shape[1] : 1, cols = s.actual().cols();
+        const int64_t n = s.actual().shape.empty() ? 0 : s.actual().shape[0], left = in[0].cols(), right = in[1].cols();
+        const int64_t pe_heads = n * right == 0 ? 0 : in[1].size() / (n * right);
+        if (left + right != cols || in[0].size() != n * heads * left || (pe_heads != 1 && pe_heads != heads)) {
+          return Status::BadInput("the parts of " + s.info().name + " have other shapes");
+        }
+        oracle::Computed out;
+        out.value = Array::Filled(s.actual().shape);
+        for (int64_t t = 0; t < n; ++t) {
+          for (int64_t h = 0; h < heads; ++h) {
+            for (int64_t c = 0; c < cols; ++c) {
+              out.value[(t * heads + h) * cols + c] =
+                  c < left ? in[0][(t * heads + h) * left + c]
+                           : in[1][(t * pe_heads + (pe_heads == 1 ? 0 : h)) * right + c - left];
+            }
+          }
+        }
+        out.scale = out.value;
+        for (double& x : out.scale.values) x = std::abs(x);
+        return out;
+      };
+      JudgeOperation(s, join, [&](const Difference&, const oracle::Computed&) {
+        return std::optional<Explanation>(
+            {fault_class::kStride, "the parts are not what the whole holds: another layout or broadcast"});
+      });
+    };
+  };
+  constexpr std::string_view kQ[] = {"attn.q"}, kK[] = {"attn.k"};
+  JudgeStems(capture, report, kQ, judge("attn.q_nope", "attn.q_pe"));
+  JudgeStems(capture, report, kK, judge("attn.k_nope", "attn.k_pe"));
+}
+
+}  // namespace assay::check

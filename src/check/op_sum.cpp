@@ -1,0 +1,406 @@
+// Sums: the residual stream, routed and shared experts, and partial results of all ranks; and what must be equal or
+// different across ranks.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+
+#include "check/op_checks.h"
+#include "check/op_explain.h"
+#include "check/op_stream.h"
+#include "oracle/linear.h"
+
+namespace assay::check {
+namespace {
+
+using namespace op;
+using oracle::Array;
+
+Result<oracle::Computed> Add(std::span<const Array> in, std::span<const double> factors) {
+  std::vector<oracle::Term> terms;
+  for (size_t i = 0; i < in.size(); ++i) terms.push_back({factors[i], &in[i]});
+  for (const Array& a : in) {
+    if (a.size() != in[0].size()) return Status::BadInput("terms of a sum have other shapes");
+  }
+  std::vector<Array> same(in.begin(), in.end());
+  for (size_t i = 0; i < same.size(); ++i) {
+    same[i].shape = in[0].shape;
+    terms[i].array = &same[i];
+  }
+  return oracle::LinearCombination(terms);
+}
+
+// Least squares a, b in actual = a x + b y over the judged rows; false where x and y are not independent.
+bool Solve(const Subject& s, const Array& x, const Array& y, double* a, double* b) {
+  double xx = 0, xy = 0, yy = 0, xo = 0, yo = 0;
+  const int64_t width = s.actual().size() / std::max<int64_t>(static_cast<int64_t>(s.judged().size()), 1);
+  for (int64_t i = 0; i < s.actual().size(); ++i) {
+    if (!s.judged()[static_cast<size_t>(i / width)]) continue;
+    if (!std::isfinite(s.actual()[i]) || !std::isfinite(x[i]) || !std::isfinite(y[i])) return false;
+    xx += x[i] * x[i];
+    xy += x[i] * y[i];
+    yy += y[i] * y[i];
+    xo += x[i] * s.actual()[i];
+    yo += y[i] * s.actual()[i];
+  }
+  const double determinant = xx * yy - xy * xy;
+  if (!(determinant > 1e-9 * xx * yy)) return false;
+  *a = (xo * yy - yo * xy) / determinant;
+  *b = (yo * xx - xo * xy) / determinant;
+  return true;
+}
+
+// moe.out = routed + shared.
+void JudgeMoeOut(Subject& s) {
+  s.DeclareOneStore();
+  const TensorPtr routed = s.Operand(s.Sibling("moe.routed")), shared = s.Operand(s.Sibling("moe.shared"));
+  if (routed == nullptr) return Missing(s, s.Sibling("moe.routed"));
+  if (s.capture().HasSite(s.info().name + ".partial") && s.info().event.shard.count <= 1) return;  // judged as a sum
+  Operation add;
+  add.inputs = {{routed->info->name, routed}};
+  std::vector<double> ones{1};
+  if (shared != nullptr) {
+    add.inputs.push_back({shared->info->name, shared});
+    ones.push_back(1);
+  } else if (s.capture().HasSite(s.Sibling("moe.shared")) || s.capture().HasSite(s.Sibling("moe.shared.partial"))) {
+    return Missing(s, s.Sibling("moe.shared"));
+  }
+  add.run = [&](std::span<const Array> in) { return Add(in, ones); };
+  JudgeOperation(s, add, [&](const Difference&, const oracle::Computed& right) -> std::optional<Explanation> {
+    const auto arrays = add.arrays();
+    double a = 0, b = 0;
+    if (shared != nullptr && arrays[0].size() == s.actual().size() && arrays[1].size() == s.actual().size() &&
+        Solve(s, arrays[0], arrays[1], &a, &b)) {
+      // Whole numbers and their inverses are exact; any other factor only as well as the sum is stored.
+      const double factors[] = {a, b};
+      if (Fits(s, Add(arrays, factors), 8)) {
+        const double tolerance = std::max(1e-3, 16 * s.precision().store);
+        const bool routed_right = std::abs(a - 1) <= tolerance;
+        char text[120];
+        std::snprintf(text, sizeof text, "fits %.5g times moe.routed and %.5g times moe.shared", a, b);
+        return Explanation{
+            fault_class::kReduce, text, routed_right ? b : a,
+            routed_right ? "times that the shared expert was added" : "times that the routed experts were added"};
+      }
+    }
+    for (size_t i = 0; i < arrays.size(); ++i) {
+      oracle::Computed alone = right;
+      alone.value = arrays[i];
+      if (Fits(s, alone))
+        return Explanation{fault_class::kReduce, "fits " + add.inputs[i].name + " alone", 0,
+                           "times that the other part was added"};
+    }
+    return std::nullopt;
+  });
+}
+
+// NAME = sum of NAME.partial over the ranks, and its bias once.
+void JudgeReduced(Subject& s) {
+  s.DeclareOneStore();
+  const std::string partial = s.info().name + ".partial";
+  EventFilter filter;
+  filter.step = s.info().event.step;
+  std::map<int32_t, TensorPtr> by_rank;
+  for (EventId id : s.capture().Find(partial, filter)) {
+    auto t = s.capture().Load(id);
+    if (t.ok() && (*t)->info->repeat == s.info().repeat && (*t)->info->audit != "before")
+      by_rank[(*t)->info->event.rank] = *t;
+  }
+  if (by_rank.empty()) return;
+  const int64_t world = s.Integer("world_size", s.capture().world_size());
+  if (static_cast<int64_t>(by_rank.size()) < world) {
+    return s.report().Missing(s.info().name + ": partial results of " + std::to_string(by_rank.size()) + " of " +
+                                  std::to_string(world) + " ranks",
+                              "record " + partial + " on every rank");
+  }
+  Operation sum;
+  const std::string stem = s.info().name.substr(s.info().prefix.size());
+  for (const auto& [rank, t] : by_rank) {
+    if (t->n() != s.tensor()->n())
+      return s.report().Missing(partial + " has another shape on rank " + std::to_string(rank),
+                                "record partial results in full width");
+    sum.inputs.push_back({partial, t});
+  }
+  const std::vector<double> ones(sum.inputs.size(), 1);
+  const std::string bias_name = stem == "mlp.down" ? s.Sibling("mlp.down_proj.bias") : s.info().name + ".bias";
+  const TensorPtr bias = s.Weight(bias_name);
+  sum.run = [&](std::span<const Array> in) -> Result<oracle::Computed> {
+    ASSAY_ASSIGN_OR_RETURN(oracle::Computed y, Add(in, ones));
+    if (bias != nullptr && bias->n() == y.value.cols()) {
+      for (int64_t i = 0; i < y.value.size(); ++i) y.value[i] += bias->values[static_cast<size_t>(i % bias->n())];
+    }
+    return y;
+  };
+  const auto own = [&](const Difference&, const oracle::Computed& right) -> std::optional<Explanation> {
+    const auto mine = by_rank.find(s.info().event.rank);
+    for (const auto& [rank, t] : by_rank) {
+      if (!DifferExactly(s.actual(), ToArray(*t), s.judged()).ok) continue;
+      return Explanation{fault_class::kReduce, mine != by_rank.end() && rank == mine->first
+                                                   ? "the result is this rank's partial sum: it was not reduced"
+                                                   : "the result is the partial sum of rank " + std::to_string(rank)};
+    }
+    const double c = ConstantRatio(s.actual(), right.value, s.judged(), std::max(1e-4, 8 * s.precision().store));
+    if (!std::isnan(c))
+      return Explanation{fault_class::kReduce, "the sum is one constant off", c, "sum used / expected"};
+    if (bias != nullptr) {
+      oracle::Computed more = right;
+      for (int64_t i = 0; i < more.value.size(); ++i)
+        more.value[i] += static_cast<double>(world - 1) * bias->values[static_cast<size_t>(i % bias->n())];
+      if (Fits(s, more))
+        return Explanation{fault_class::kReduce, "the bias was added on every rank", static_cast<double>(world),
+                           "times that the bias was added"};
+    }
+    for (size_t left_out = 0; left_out < sum.inputs.size(); ++left_out) {
+      std::vector<double> factors = ones;
+      factors[left_out] = 0;
+      if (Fits(s, Add(sum.arrays(), factors)))
+        return Explanation{fault_class::kReduce, "fits the sum without rank " +
+                                                     std::to_string(sum.inputs[left_out].tensor->info->event.rank)};
+      factors[left_out] = 2;
+      if (Fits(s, Add(sum.arrays(), factors)))
+        return Explanation{
+            fault_class::kReduce,
+            "fits the sum with rank " + std::to_string(sum.inputs[left_out].tensor->info->event.rank) + " added twice"};
+    }
+    if (auto why = ExplainPrecision(s, right)) return why;
+    return Explanation{fault_class::kReduce, "the result is not the sum of the partial ones", kNone, "", 1};
+  };
+  JudgeOperation(s, sum, own);
+}
+
+// out = residual_scale (prev.out + branch_scale attn.o_proj) + branch_scale FFN.
+void JudgeOut(Subject& s) {
+  const TensorPtr x = s.Operand(StreamInto(s.info().site.layer)), o = s.Operand(s.Sibling("attn.o_proj"));
+  TensorPtr ffn = s.Operand(s.Sibling("moe.out"));
+  if (ffn == nullptr) ffn = s.Operand(s.Sibling("mlp.down"));
+  if (ffn == nullptr) {
+    // Without an FFN anywhere in the layer its out is the stream behind attention.
+    const bool has_ffn = s.capture().HasSite(s.Sibling("post_norm")) || s.capture().HasSite(s.Sibling("mlp.down")) ||
+                         s.capture().HasSite(s.Sibling("moe.out")) || s.capture().HasSite(s.Sibling("moe.routed")) ||
+                         s.capture().HasSite(s.Sibling("mlp.act"));
+    (void)has_ffn;
+    return Missing(s, s.Sibling("mlp.down or moe.out"));
+  }
+  if (x == nullptr) return Missing(s, StreamInto(s.info().site.layer));
+  if (o == nullptr) return Missing(s, s.Sibling("attn.o_proj"));
+  const double residual = s.Number("residual_scale", 1), branch = s.Number("branch_scale", 1);
+  Operation add;
+  add.inputs = {{x->info->name, x}, {o->info->name, o}, {ffn->info->name, ffn}};
+  const auto run = [&](double r, double b) {
+    return [r, b](std::span<const Array> in) -> Result<oracle::Computed> {
+      const double factors[] = {r, r * b, b};
+      ASSAY_ASSIGN_OR_RETURN(oracle::Computed y, Add(in, factors));
+      y.stores += 1;  // the stream between the branches is stored
+      return y;
+    };
+  };
+  add.run = run(residual, branch);
+  JudgeOperation(s, add, [&](const Difference&, const oracle::Computed& right) -> std::optional<Explanation> {
+    const auto arrays = add.arrays();
+    // The stream after attention as one operand that may have been written over, by its norm for instance.
+    if (s.Flag("compiled", false) || s.Flag("inplace", false)) {
+      for (const std::string& name : s.capture().Names()) {
+        if (!name.starts_with(s.info().prefix) || name == s.info().name) continue;
+        const TensorPtr other = s.Operand(name);
+        if (other == nullptr || other->n() != s.tensor()->n()) continue;
+        const std::vector<Array> two{ToArray(*other), arrays[2]};
+        const double factors[] = {residual, branch};
+        if (Fits(s, Add(two, factors)))
+          return Explanation{
+              fault_class::kCompile,
+              "fits " + name +
+                  " in place of the stream behind attention: it was written over before compiled code read it"};
+      }
+    }
+    const double zero_one[] = {1, branch};
+    if (auto stream = Add(std::span(arrays).first(2), zero_one); stream.ok()) {
+      double a = 0, b = 0;
+      if (Solve(s, stream->value, arrays[2], &a, &b)) {
+        oracle::Computed fit = right;
+        for (int64_t i = 0; i < fit.value.size(); ++i) {
+          fit.value[i] = a * stream->value[i] + b * arrays[2][i];
+          fit.scale[i] = std::abs(a) * stream->scale[i] + std::abs(b * arrays[2][i]);
+        }
+        if (Fits(s, fit, 8)) {
+          const double tolerance = std::max(1e-3, 16 * s.precision().store);
+          const bool ffn_right = std::abs(b - branch) <= tolerance * std::abs(branch);
+          char text[120];
+          std::snprintf(text, sizeof text, "fits %.5g times the stream and %.5g times the FFN", a, b);
+          if (ffn_right) return Explanation{fault_class::kRange, text, a / residual, "residual used / expected"};
+          const double world = static_cast<double>(s.capture().world_size());
+          if (world > 1 && std::abs(b - branch * world) < 0.02 * world)
+            return Explanation{fault_class::kReduce, text, b / branch, "times that the FFN was added"};
+          return Explanation{fault_class::kRange, text, b / branch, "branch used / expected"};
+        }
+      }
+    }
+    const char* names[] = {"the stream", "attn.o_proj", "the FFN"};
+    for (size_t i = 0; i < 3; ++i) {
+      auto without = arrays;
+      std::fill(without[i].values.begin(), without[i].values.end(), 0.0);
+      if (Fits(s, add.run(without))) return Explanation{fault_class::kKernel, std::string("fits without ") + names[i]};
+    }
+    return std::nullopt;
+  });
+}
+
+// Bits of two recorded tensors are equal.
+bool SameBits(const Tensor& a, const Tensor& b) {
+  return a.bytes.size() == b.bytes.size() &&
+         (a.bytes.empty() || std::memcmp(a.bytes.data(), b.bytes.data(), a.bytes.size()) == 0);
+}
+
+bool SameShard(const Shard& a, const Shard& b) {
+  return a.index == b.index && a.count == b.count && a.col_offset == b.col_offset;
+}
+
+}  // namespace
+
+void JudgeSums(const Capture& capture, CheckReport* report) {
+  constexpr std::string_view kMoe[] = {"moe.out"};
+  JudgeStems(capture, report, kMoe, JudgeMoeOut);
+  for (const std::string& name : capture.Names()) {
+    if (!name.ends_with(".partial")) continue;
+    const std::string whole = name.substr(0, name.size() - 8), stem = ParseSiteName(whole).stem;
+    const std::string_view stems[] = {stem};
+    JudgeStems(capture, report, stems, [&](Subject& s) {
+      if (s.info().name == whole) JudgeReduced(s);
+    });
+  }
+}
+
+void JudgeResidual(const Capture& capture, CheckReport* report) {
+  constexpr std::string_view kOut[] = {"out"};
+  JudgeStems(capture, report, kOut, JudgeOut);
+}
+
+// A replicated result is the same on every rank that has these rows.
+void JudgeReplicas(const Capture& capture, CheckReport* report) {
+  if (capture.world_size() < 2) return;
+  for (const std::string& name : capture.Names()) {
+    if (name.ends_with(".partial") || name.ends_with(".storage")) continue;
+    const auto events = capture.EventsOf(name);
+    for (EventId id : events) {
+      const auto info = capture.Info(id);
+      if (info->event.shard.count > 1 || info->event.segments.empty() || info->event.row_axis < 0) continue;
+      EventFilter filter;
+      filter.step = info->event.step;
+      filter.audit = info->audit;
+      const auto all = capture.Find(name, filter);
+      if (all.empty() || all[0] == id) continue;
+      const auto first = capture.Info(all[0]);
+      if (first->event.rank == info->event.rank || first->event.shard.count > 1 || first->repeat != info->repeat)
+        continue;
+      auto a = capture.Load(all[0]), b = capture.Load(id);
+      if (!a.ok() || !b.ok()) {
+        report->Missing(name + " was not recorded as payload on every rank", Capture::RecordHint(name));
+        break;
+      }
+      if ((*a)->rows.empty() || !SameRows(**a, **b)) continue;
+      if (SameBits(**a, **b)) {
+        report->Right(id);
+      } else {
+        ReportRule(capture, *report, *info,
+                   {fault_class::kTpShard,
+                    "rank " + std::to_string(info->event.rank) + " holds other values than rank " +
+                        std::to_string(first->event.rank) + " of a tensor that is not sharded",
+                    kNone, "", 1});
+      }
+    }
+  }
+}
+
+// Weights of the ranks: equal shards are equal, different ones differ; and everything was written that was filled.
+void JudgeLoaded(const Capture& capture, CheckReport* report) {
+  for (const std::string& name : capture.Names()) {
+    const auto events = capture.EventsOf(name);
+    for (size_t i = 0; i < events.size(); ++i) {
+      const auto info = capture.Info(events[i]);
+      if (info->event.phase != Phase::kLoad) break;
+      if (info->audit == "before" || info->audit == "read") continue;
+      auto mine = capture.Load(events[i]);
+      if (!mine.ok()) continue;
+      if (info->audit == "after") {
+        Subject s(capture, *mine, *report);
+        if (auto kept = ExplainUnwritten(s)) {
+          kept->cls = fault_class::kLoad;
+          kept->constant = kNone;
+          kept->text += ": never written at load";
+          ReportRule(capture, *report, *info, *kept);
+          continue;
+        }
+      }
+      if (info->event.shard.count < 2) continue;
+      for (size_t j = 0; j < i; ++j) {
+        const auto other = capture.Info(events[j]);
+        if (other->event.rank == info->event.rank || other->audit == "before" || other->event.step != info->event.step)
+          continue;
+        auto theirs = capture.Load(events[j]);
+        if (!theirs.ok()) continue;
+        const bool same = SameShard(other->event.shard, info->event.shard);
+        const bool equal = SameBits(**mine, **theirs);
+        bool constant = true;  // a shard of one value (ones, zeros) says nothing
+        for (double x : (*mine)->values) constant = constant && x == (*mine)->values[0];
+        if (same == equal || (!same && constant)) {
+          report->Right(events[i]);
+          continue;
+        }
+        ReportRule(capture, *report, *info,
+                   {fault_class::kTpShard,
+                    same ? "ranks " + std::to_string(other->event.rank) + " and " + std::to_string(info->event.rank) +
+                               " claim the same shard and hold other values"
+                         : "ranks " + std::to_string(other->event.rank) + " and " + std::to_string(info->event.rank) +
+                               " claim different shards and hold the same values"});
+        break;
+      }
+    }
+  }
+}
+
+// The same call again: equal bits.
+void JudgeRepeats(const Capture& capture, CheckReport* report) {
+  for (const std::string& name : capture.Names()) {
+    std::map<std::pair<int64_t, int32_t>, std::vector<EventId>> groups;
+    for (EventId id : capture.EventsOf(name)) {
+      const auto info = capture.Info(id);
+      if (info->repeat < 0) break;
+      if (info->audit != "before") groups[{info->event.step, info->event.rank}].push_back(id);
+    }
+    for (const auto& [key, events] : groups) {
+      // What most repeats hold is the yardstick.
+      std::map<std::string, std::vector<EventId>> kinds;
+      for (EventId id : events) {
+        auto t = capture.Load(id);
+        if (t.ok())
+          kinds[std::string(reinterpret_cast<const char*>((*t)->bytes.data()), (*t)->bytes.size())].push_back(id);
+      }
+      if (kinds.size() < 2) {
+        if (!kinds.empty()) report->Right(events[0]);
+        continue;
+      }
+      const auto most = std::max_element(
+          kinds.begin(), kinds.end(), [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
+      for (const auto& [bytes, ids] : kinds) {
+        if (bytes == most->first) continue;
+        auto odd = capture.Load(ids[0]), usual = capture.Load(most->second[0]);
+        if (!odd.ok() || !usual.ok()) continue;
+        // Rounding alone (another order of a parallel sum) is no fault.
+        Subject s(capture, *odd, *report);
+        double top = 0, error = 0;
+        for (int64_t i = 0; i < (*odd)->n() && i < (*usual)->n(); ++i) {
+          const double a = (*odd)->values[static_cast<size_t>(i)], b = (*usual)->values[static_cast<size_t>(i)];
+          top = std::max(top, std::abs(b));
+          error = std::max(error, std::abs(a - b));
+          if (!std::isfinite(a) != !std::isfinite(b)) error = INFINITY;
+        }
+        if (IsFloat((*odd)->info->event.dtype) && error <= 64 * s.precision().store * top) continue;
+        ReportRule(capture, *report, s.info(),
+                   {fault_class::kNonDet, std::to_string(ids.size()) + " of " + std::to_string(events.size()) +
+                                              " repeats hold other values"});
+        break;
+      }
+    }
+  }
+}
+
+}  // namespace assay::check

@@ -1,0 +1,57 @@
+#include "diagnose/diagnose.h"
+
+#include <algorithm>
+
+namespace assay {
+namespace {
+
+// Both names of one attention call: its output and its log-sum-exp.
+std::string CallOf(std::string name) {
+  if (name.ends_with(".lse")) name.replace(name.size() - 4, 4, ".out");
+  return name;
+}
+
+Result<Diagnosis> FromChecks(const Capture& capture) {
+  ASSAY_ASSIGN_OR_RETURN(CheckResult checked, RunChecks(capture, {}));
+  Diagnosis d;
+  d.findings = std::move(checked.findings);
+  d.consequences = std::move(checked.consequences);
+  d.ledger = std::move(checked.ledger);
+  d.coverage = checked.coverage;
+  d.judged = !d.findings.empty() || std::any_of(d.ledger.begin(), d.ledger.end(), [](const LedgerEntry& e) {
+    return e.state != CheckState::kNotTestable;
+  });
+  return d;
+}
+
+}  // namespace
+
+Result<Diagnosis> Diagnose(const Trace& trace) { return FromChecks(Capture(trace)); }
+
+Result<Diagnosis> Diagnose(const Trace& a, const Trace& b) {
+  ASSAY_ASSIGN_OR_RETURN(DiffResult diff, Diff(a, b, {}));
+  ASSAY_ASSIGN_OR_RETURN(Diagnosis d, FromChecks(Capture(b)));
+  d.compared = true;
+  d.comparison = diff.verdict;
+  d.comparison_summary = diff.summary;
+  d.judged = d.judged || diff.verdict != Verdict::kIncomparable;
+  if (diff.verdict != Verdict::kFault || diff.findings.empty()) return d;
+
+  // Where the runs part. What the checks found there says what it is; without that the comparison's own finding stands.
+  const FirstBad& parted = diff.findings[0];
+  const auto named = std::find_if(d.findings.begin(), d.findings.end(),
+                                  [&](const FirstBad& f) { return CallOf(f.name) == CallOf(parted.name); });
+  if (named != d.findings.end()) {
+    named->evidence.push_back("the runs part here: " + diff.summary);
+    std::rotate(d.findings.begin(), named, named + 1);
+  } else if (d.findings.empty()) {
+    d.findings.push_back(parted);
+  } else {
+    // The checks found something else: an operation that is wrong by itself is the root of a difference behind it.
+    d.findings[0].evidence.push_back("the runs part at " + parted.name + ": " + diff.summary);
+    d.consequences.push_back(parted);
+  }
+  return d;
+}
+
+}  // namespace assay
