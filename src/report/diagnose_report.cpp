@@ -47,7 +47,9 @@ std::string Line(const FirstBad& f) {
     text += "  positions ";
     for (size_t i = 0; i < f.positions.size() && i < 4; ++i) {
       const auto& [first, last] = f.positions[i];
-      text += (i > 0 ? ", " : "") + std::to_string(first) + (last > first ? "-" + std::to_string(last) : "");
+      if (i > 0) text += ", ";
+      text += std::to_string(first);
+      if (last > first) text.append("-").append(std::to_string(last));
     }
     if (f.positions.size() > 4) text += ", ...";
   }
