@@ -24,11 +24,9 @@ void CheckUnwritten(const Capture& capture, CheckReport* report);
 void CheckPool(const Capture& capture, CheckReport* report);
 void CheckIds(const Capture& capture, CheckReport* report);
 void CheckKvScale(const Capture& capture, CheckReport* report);
-void CheckReductions(const Capture& capture, CheckReport* report);
 void CheckMoeCounts(const Capture& capture, CheckReport* report);
 void CheckSpeculation(const Capture& capture, CheckReport* report);
 void CheckRepeats(const Capture& capture, CheckReport* report);
-void CheckCompiled(const Capture& capture, CheckReport* report);
 void CheckSoftmaxSums(const Capture& capture, CheckReport* report);
 void CheckEntropy(const Capture& capture, CheckReport* report);
 

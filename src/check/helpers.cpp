@@ -90,6 +90,32 @@ bool KeysAreEqual(const Capture& capture, const EventInfo& out, uint64_t request
   return false;
 }
 
+double LargestCode(DType dtype) {
+  switch (dtype) {
+    case DType::kF8E4M3FN:
+      return 448;
+    case DType::kF8E5M2:
+      return 57344;
+    case DType::kF8E4M3FNUZ:
+      return 240;
+    case DType::kF8E5M2FNUZ:
+      return 57344;
+    case DType::kF4E2M1:
+      return 6;
+    case DType::kI8:
+      return 127;
+    default:
+      return 0;
+  }
+}
+
+std::optional<DType> CacheDType(const Capture& capture, const EventInfo& info) {
+  const auto text = capture.Text(info, "kv_cache_dtype");
+  if (!text) return std::nullopt;
+  const DType dtype = ParseDType(*text == "fp8" || *text == "fp8_e4m3" ? "f8_e4m3fn" : *text);
+  return dtype == DType::kInvalid ? std::nullopt : std::optional<DType>(dtype);
+}
+
 AddressRange MemoryOf(const Event& event) {
   if (event.base_address == 0 || event.shape.size() != event.strides.size()) return {};
   int64_t low = 0, high = 0;

@@ -1,6 +1,7 @@
 // Small things that several checks need.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,6 +31,11 @@ bool SameBits(const Tensor& a, const Tensor& b);
 
 // The keys of a request are all equal, as far as row digests tell: then attention does not depend on the query.
 bool KeysAreEqual(const Capture& capture, const EventInfo& out, uint64_t request);
+
+// Largest magnitude of a quantised dtype's codes; 0: its values are plain floats.
+double LargestCode(DType dtype);
+// Metadata kv_cache_dtype, engines' short names included; nothing when it was left out or is not known.
+std::optional<DType> CacheDType(const Capture& capture, const EventInfo& info);
 
 // Address range [first, last) of the event's elements in memory; empty when the address is not known.
 struct AddressRange {

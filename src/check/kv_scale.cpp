@@ -9,32 +9,6 @@
 namespace assay::check {
 namespace {
 
-// Largest code of a quantised cache; 0: the dtype is not quantised.
-double LargestCode(DType dtype) {
-  switch (dtype) {
-    case DType::kF8E4M3FN:
-      return 448;
-    case DType::kF8E4M3FNUZ:
-      return 240;
-    case DType::kF8E5M2:
-    case DType::kF8E5M2FNUZ:
-      return 57344;
-    case DType::kI8:
-      return 127;
-    case DType::kF4E2M1:
-      return 6;
-    default:
-      return 0;
-  }
-}
-
-std::optional<DType> CacheDType(const Capture& capture, const EventInfo& info) {
-  const auto text = capture.Text(info, "kv_cache_dtype");
-  if (!text) return std::nullopt;
-  const DType dtype = ParseDType(*text == "fp8" || *text == "fp8_e4m3" ? "f8_e4m3fn" : *text);
-  return dtype == DType::kInvalid ? std::nullopt : std::optional<DType>(dtype);
-}
-
 // A scale declared on a cache whose codes are plain floats.
 void JudgeDeclared(const Capture& capture, const EventInfo& info, CheckReport* report) {
   const auto dtype = CacheDType(capture, info);

@@ -8,7 +8,6 @@
 
 #include "check/op_checks.h"
 #include "check/op_explain.h"
-#include "oracle/linear.h"
 #include "oracle/merge.h"
 #include "oracle/softmax.h"
 
@@ -149,53 +148,6 @@ bool JudgeMerge(Subject& out) {
   return true;
 }
 
-// The output behind an absorbed latent: heads through W_UV [H, c, dv].
-bool JudgeUp(Subject& out) {
-  const TensorPtr latent = out.Operand(out.Sibling("attn.latent_out"));
-  if (latent == nullptr) return false;
-  TensorPtr w = out.Weight(out.Sibling("attn.W_UV"));
-  const TensorPtr kv_b = w == nullptr ? out.Weight(out.Sibling("attn.kv_b_proj.weight")) : nullptr;
-  if ((w == nullptr && kv_b == nullptr) || latent->shape.size() != 3 || out.actual().rank() != 3) {
-    Missing(out, out.Sibling("attn.W_UV"));
-    return true;
-  }
-  const int64_t heads = latent->shape[1], c = latent->shape[2], dv = out.actual().cols();
-  const auto run = [=](std::span<const Array> in) -> Result<oracle::Computed> {
-    Array up = in[1];
-    if (kv_b != nullptr) {  // rows of each head: dn keys, then dv values
-      const int64_t rows = up.size() / c, own = rows / heads;
-      Array picked = Array::Filled({heads, c, dv});
-      if (own < dv || up.size() != heads * own * c)
-        return Status::BadInput("kv_b_proj has other heads than attn.latent_out");
-      for (int64_t h = 0; h < heads; ++h)
-        for (int64_t j = 0; j < dv; ++j)
-          for (int64_t i = 0; i < c; ++i) picked[(h * c + i) * dv + j] = up[(h * own + own - dv + j) * c + i];
-      up = std::move(picked);
-    }
-    if (up.size() != heads * c * dv) return Status::BadInput("W_UV is not [H, c, dv]");
-    oracle::Computed all;
-    all.value = Array::Filled({in[0].shape[0], heads, dv});
-    all.scale = all.value;
-    all.k = static_cast<double>(c) + 1;
-    for (int64_t t = 0; t < in[0].shape[0]; ++t) {
-      for (int64_t h = 0; h < heads; ++h) {
-        for (int64_t i = 0; i < c; ++i) {
-          const double x = in[0][(t * heads + h) * c + i];
-          for (int64_t j = 0; j < dv; ++j) {
-            const double term = x * up[(h * c + i) * dv + j];
-            all.value[(t * heads + h) * dv + j] += term;
-            all.scale[(t * heads + h) * dv + j] += std::abs(term);
-          }
-        }
-      }
-    }
-    return all;
-  };
-  const std::string weight = w != nullptr ? out.Sibling("attn.W_UV") : out.Sibling("attn.kv_b_proj.weight");
-  JudgeOperation(out, {{{latent->info->name, latent}, {weight, w != nullptr ? w : kv_b}}, run}, nullptr);
-  return true;
-}
-
 // ---- scores and probabilities --------------------------------------------------------------------------------------
 
 Result<oracle::Computed> ScoresOf(const AttentionCall& call, int64_t columns) {
@@ -321,8 +273,8 @@ void JudgeAttention(const Capture& capture, CheckReport* report) {
   constexpr std::string_view kOut[] = {"attn.latent_out", "attn.out"};
   JudgeStems(capture, report, kOut, [](Subject& out) {
     const bool final = out.info().name.ends_with("attn.out");
-    if (final && JudgeUp(out)) return;
-    if (!ChunksOf(out).empty()) return;  // merged: judged with the chunks
+    if (final && out.Operand(out.Sibling("attn.latent_out")) != nullptr) return;  // through W_UV: absorption
+    if (!ChunksOf(out).empty()) return;                                           // merged: judged with the chunks
     JudgeCall(out);
   });
   constexpr std::string_view kScores[] = {"attn.scores"}, kProbs[] = {"attn.probs"};

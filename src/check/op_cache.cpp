@@ -1,11 +1,11 @@
-// The cache: rows read back after the write, rows that attention gathers, slots that change, entries of block tables,
-// and scales of the codes.
+// The cache: rows read back after the write, and rows that attention gathers.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <map>
 #include <set>
 
+#include "check/helpers.h"
 #include "check/op_checks.h"
 #include "check/op_explain.h"
 
@@ -14,53 +14,6 @@ namespace {
 
 using namespace op;
 using oracle::Array;
-
-constexpr double LargestCode(DType dtype) {
-  switch (dtype) {
-    case DType::kF8E4M3FN:
-      return 448;
-    case DType::kF8E5M2:
-      return 57344;
-    case DType::kF8E4M3FNUZ:
-      return 240;
-    case DType::kF8E5M2FNUZ:
-      return 57344;
-    case DType::kF4E2M1:
-      return 6;
-    case DType::kI8:
-      return 127;
-    default:
-      return 0;
-  }
-}
-
-// Owner of every slot after the steps up to `until`: request and position.
-using Owner = std::pair<uint64_t, int64_t>;
-std::map<int64_t, Owner> OwnersAfter(const Capture& capture, int64_t until, int32_t rank) {
-  std::map<int64_t, Owner> owners;
-  for (EventId id : capture.EventsOf("slot_mapping")) {
-    const auto info = capture.Info(id);
-    if (info->event.step > until) continue;
-    if (info->event.rank != rank && info->event.rank != 0) continue;
-    auto t = capture.Load(id);
-    if (!t.ok()) continue;
-    for (size_t r = 0; r < (*t)->rows.size() && r < (*t)->values.size(); ++r) {
-      const auto slot = static_cast<int64_t>((*t)->values[r]);
-      if (slot >= 0 && (*t)->rows[r].real()) owners[slot] = {(*t)->rows[r].request, (*t)->rows[r].position};
-    }
-  }
-  return owners;
-}
-
-std::set<int64_t> IntegersOf(const std::string& text) {
-  std::set<int64_t> out;
-  for (size_t at = 0; at < text.size();) {
-    const size_t comma = std::min(text.find(',', at), text.size());
-    out.insert(std::strtoll(text.c_str() + at, nullptr, 10));
-    at = comma + 1;
-  }
-  return out;
-}
 
 // ---- write ---------------------------------------------------------------------------------------------------------
 
@@ -80,7 +33,7 @@ std::vector<Input> Written(const Subject& s) {
 void JudgeWrite(Subject& s) {
   const std::vector<Input> parts = Written(s);
   if (parts.empty()) return Missing(s, s.Sibling("attn.k or attn.kv_c_normed"));
-  const DType cache = ParseDType(s.Text("kv_cache_dtype", NameOf(s.info().event.dtype)));
+  const DType cache = CacheDType(s.capture(), s.info()).value_or(s.info().event.dtype);
   const double k_scale = s.Number("k_scale", s.Number("kv_scale", 1)),
                v_scale = s.Number("v_scale", s.Number("kv_scale", 1));
   const double top = LargestCode(cache);
@@ -325,208 +278,6 @@ void JudgeRead(Subject& s) {
              wrong);
 }
 
-// ---- pool ----------------------------------------------------------------------------------------------------------
-
-void JudgePool(Subject& s) {
-  if (s.info().audit != "after") return;
-  EventFilter filter;
-  filter.step = s.info().event.step;
-  filter.rank = s.info().event.rank;
-  filter.audit = "before";
-  const auto looks = s.capture().Find(s.info().name, filter);
-  if (looks.empty()) return Missing(s, s.info().name + " with audit=before");
-  auto before = s.capture().Load(looks.back());
-  if (!before.ok() || (*before)->bytes.size() != s.tensor()->bytes.size() || s.tensor()->n_rows() == 0) return;
-  const size_t width = s.tensor()->bytes.size() / static_cast<size_t>(s.tensor()->n_rows());
-  std::set<int64_t> changed;
-  for (int64_t slot = 0; slot < s.tensor()->n_rows(); ++slot) {
-    const size_t at = static_cast<size_t>(slot) * width;
-    if (std::memcmp((*before)->bytes.data() + at, s.tensor()->bytes.data() + at, width) != 0) changed.insert(slot);
-  }
-  EventFilter step;
-  step.step = s.info().event.step;
-  std::set<int64_t> mapped;
-  const auto mappings = s.capture().Find("slot_mapping", step);
-  if (mappings.empty() && s.capture().EventsOf("slot_mapping").empty()) return Missing(s, "slot_mapping");
-  for (EventId id : mappings) {
-    auto t = s.capture().Load(id);
-    if (!t.ok()) continue;
-    for (size_t r = 0; r < (*t)->rows.size(); ++r) {
-      if ((*t)->rows[r].real()) mapped.insert(static_cast<int64_t>((*t)->values[r]));
-    }
-  }
-  const auto owners = OwnersAfter(s.capture(), s.info().event.step - 1, s.info().event.rank);
-  const std::set<int64_t> reserved = IntegersOf(Capture::OwnText(s.info(), "reserved_slots").value_or(""));
-  std::vector<int64_t> foreign, kept;
-  for (int64_t slot : changed) {
-    if (mapped.contains(slot)) continue;
-    if (reserved.contains(slot))
-      kept.push_back(slot);
-    else if (owners.contains(slot))
-      foreign.push_back(slot);
-  }
-  if (foreign.empty() && kept.empty()) return s.report().Right(s.info().id);
-  if (!kept.empty()) {
-    return ReportRule(s.capture(), s.report(), s.info(),
-                      {fault_class::kPadRead,
-                       "reserved slot " + std::to_string(kept[0]) + " changed: a padding row was written to it"});
-  }
-  Explanation why{fault_class::kKvIdent,
-                  std::to_string(foreign.size()) +
-                      " slots of other rows changed that no row of the step maps, the first is slot " +
-                      std::to_string(foreign[0])};
-  // Zeros over live slots: how many elements.
-  int64_t zeros = 0;
-  bool all_zero = true;
-  for (int64_t slot : foreign) {
-    for (double x : s.tensor()->row(slot)) {
-      all_zero = all_zero && x == 0;
-      ++zeros;
-    }
-  }
-  if (all_zero) {
-    why.constant = static_cast<double>(zeros);
-    why.meaning = "length of the run of zeros, in elements";
-  }
-  ReportRule(s.capture(), s.report(), s.info(), why);
-}
-
-// ---- tables --------------------------------------------------------------------------------------------------------
-
-void JudgeTable(Subject& s) {
-  const int64_t size = s.Integer("block_size", 1);
-  if (s.capture().EventsOf("slot_mapping").empty()) return Missing(s, "slot_mapping");
-  const auto owners = OwnersAfter(s.capture(), s.info().event.step, s.info().event.rank);
-  std::vector<int64_t> wrong;
-  std::string text;
-  for (size_t b = 0; b < s.tensor()->rows.size(); ++b) {
-    const RowId& id = s.tensor()->rows[b];
-    if (!id.real()) continue;
-    // Entries that no query of the step sees are not judged: every attention call of the step must have the window.
-    int64_t first = 0;
-    bool some = false;
-    for (const std::string& name : s.capture().NamesOfStem("attn.out")) {
-      EventFilter filter;
-      filter.step = s.info().event.step;
-      filter.rank = s.info().event.rank;
-      for (EventId event : s.capture().Find(name, filter)) {
-        const auto out = s.capture().Info(event);
-        const int64_t window = s.capture().Integer(*out, "window").value_or(0);
-        int64_t query = id.position;
-        for (const RowId& row : RowIdsOf(out->event)) {
-          if (row.real() && row.request == id.request) query = std::min(query, row.position);
-        }
-        const int64_t seen = window > 0 ? std::max<int64_t>(0, query - window + 1) : 0;
-        first = some ? std::min(first, seen) : seen;
-        some = true;
-      }
-    }
-    const auto entries = s.tensor()->row(static_cast<int64_t>(b));
-    for (int64_t p = first; p <= id.position; ++p) {
-      const auto block = static_cast<size_t>(p / std::max<int64_t>(size, 1));
-      const int64_t slot = block < entries.size() ? static_cast<int64_t>(entries[block]) * size + p % size : -1;
-      const auto owner = owners.find(slot);
-      if (owner != owners.end() && owner->second == Owner{id.request, p}) continue;
-      // A block shared with a request of the same first tokens.
-      bool shared = false;
-      if (owner != owners.end() && owner->second.second == p) {
-        const RequestInfo *mine = s.capture().Request(id.request), *theirs = s.capture().Request(owner->second.first);
-        const auto n = static_cast<size_t>(p) + 1;
-        shared =
-            mine != nullptr && theirs != nullptr && mine->tokens.size() >= n && theirs->tokens.size() >= n &&
-            std::equal(mine->tokens.begin(), mine->tokens.begin() + static_cast<int64_t>(n), theirs->tokens.begin());
-      }
-      if (shared) continue;
-      if (wrong.empty())
-        text = "entry " + std::to_string(block) + " leads to slot " + std::to_string(slot) +
-               (owner == owners.end() ? ", which no row was written to" : ", which belongs to another row") +
-               ", for position " + std::to_string(p);
-      wrong.push_back(static_cast<int64_t>(b));
-      break;
-    }
-  }
-  if (wrong.empty()) return s.report().Right(s.info().id);
-  ReportRule(s.capture(), s.report(), s.info(), {fault_class::kKvIdent, text}, wrong);
-}
-
-// ---- scales --------------------------------------------------------------------------------------------------------
-
-void JudgeScale(Subject& s) {
-  const EventInfo& info = s.info();
-  // What was there after the operation is what is there when it is used.
-  if (info.audit == "after") {
-    EventFilter filter;
-    filter.step = info.event.step;
-    filter.rank = info.event.rank;
-    filter.audit = "read";
-    for (EventId id : s.capture().Find(info.name, filter)) {
-      auto later = s.capture().Load(id);
-      if (!later.ok() || (*later)->bytes.size() != s.tensor()->bytes.size()) continue;
-      if (std::memcmp((*later)->bytes.data(), s.tensor()->bytes.data(), s.tensor()->bytes.size()) == 0) continue;
-      std::string text = "what was written is not what is read at the time of use";
-      for (const std::string& name : s.capture().Names()) {
-        if (name == info.name) continue;
-        for (EventId other : s.capture().EventsOf(name)) {
-          const auto theirs = s.capture().Info(other);
-          if (AddressOf(theirs->event) != 0 && AddressOf(theirs->event) == AddressOf((*later)->info->event) &&
-              theirs->event.rank == info.event.rank) {
-            text += ": " + name + " has the same address";
-            break;
-          }
-        }
-        if (text.find("address") != std::string::npos) break;
-      }
-      return ReportRule(s.capture(), s.report(), info, {fault_class::kKvScale, text});
-    }
-  }
-  if (s.Text("scale_rule", "static") != "dynamic" || Capture::OwnText(info, "quant")) return;
-  std::string of = Capture::OwnText(info, "scale_of")
-                       .value_or(info.name.ends_with(".q_scale") ? info.name.substr(0, info.name.size() - 8)
-                                                                 : info.name.substr(0, info.name.size() - 6));
-  const TensorPtr x = s.Operand(of);
-  if (x == nullptr) return Missing(s, of);
-  const DType dtype = ParseDType(s.Text("kv_cache_dtype", "f8_e4m3fn"));
-  const double top = LargestCode(dtype) > 0 ? LargestCode(dtype) : 448;
-  const int64_t groups = std::max<int64_t>(s.actual().size(), 1), width = x->n() / groups;
-  if (groups * width != x->n()) return;
-  std::vector<double> want(static_cast<size_t>(groups), 0);
-  bool finite = true, padding_bad = false, real_bad = false;
-  for (int64_t i = 0; i < x->n(); ++i) {
-    const double v = x->values[static_cast<size_t>(i)];
-    if (!std::isfinite(v)) {
-      finite = false;
-      const int64_t row = x->row_size() > 0 ? i / x->row_size() : 0;
-      (x->rows.empty() || x->rows[static_cast<size_t>(row)].real() ? real_bad : padding_bad) = true;
-      continue;
-    }
-    want[static_cast<size_t>(i / width)] = std::max(want[static_cast<size_t>(i / width)], std::abs(v) / top);
-  }
-  if (!finite) {
-    bool nan = false;
-    for (double v : s.actual().values) nan = nan || !std::isfinite(v);
-    if (nan && padding_bad && !real_bad) {
-      Explanation why{fault_class::kPadRead,
-                      of + " is not finite in padding rows alone, and the scale of the whole tensor is not finite"};
-      why.blamed = x->info->id;
-      ReportRule(s.capture(), s.report(), info, why);
-    }
-    return;
-  }
-  double worst = 1;
-  for (int64_t g = 0; g < groups; ++g) {
-    const double have = s.actual()[g], right = want[static_cast<size_t>(g)];
-    if (right == 0 && std::isfinite(have)) continue;  // any scale serves zeros
-    const double ratio = have / right;
-    if (!std::isfinite(ratio) || std::abs(std::log(std::abs(ratio))) > std::abs(std::log(std::abs(worst))))
-      worst = ratio;
-  }
-  const double tolerance = std::max(1e-5, 4 * UnitRoundoff(IsFloat(info.event.dtype) ? info.event.dtype : DType::kF32));
-  if (std::abs(worst - 1) <= tolerance) return s.report().Right(info.id);
-  ReportRule(s.capture(), s.report(), info,
-             {fault_class::kKvScale, "the scale is not the largest magnitude of the tensor over the largest code",
-              worst, "scale used / scale of the tensor"});
-}
-
 }  // namespace
 
 void JudgeCacheWrite(const Capture& capture, CheckReport* report) {
@@ -536,22 +287,6 @@ void JudgeCacheWrite(const Capture& capture, CheckReport* report) {
 void JudgeCacheRead(const Capture& capture, CheckReport* report) {
   constexpr std::string_view kRead[] = {"attn.k_read", "attn.v_read", "attn.kv_read"};
   JudgeStems(capture, report, kRead, JudgeRead);
-}
-void JudgeCachePool(const Capture& capture, CheckReport* report) {
-  constexpr std::string_view kPools[] = {"attn.k_cache", "attn.v_cache", "attn.kv_cache"};
-  JudgeStems(capture, report, kPools, JudgePool);
-}
-void JudgeCacheIds(const Capture& capture, CheckReport* report) {
-  constexpr std::string_view kTable[] = {"block_table"};
-  JudgeStems(capture, report, kTable, JudgeTable);
-}
-void JudgeScales(const Capture& capture, CheckReport* report) {
-  std::set<std::string> stems{"attn.k_scale", "attn.v_scale", "attn.kv_scale"};
-  for (const std::string& name : capture.Names()) {
-    if (name.ends_with(".q_scale")) stems.insert(ParseSiteName(name).stem);
-  }
-  const std::vector<std::string_view> views(stems.begin(), stems.end());
-  JudgeStems(capture, report, views, JudgeScale);
 }
 
 }  // namespace assay::check

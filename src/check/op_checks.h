@@ -21,18 +21,11 @@ void JudgeRouter(const Capture& capture, CheckReport* report);
 void JudgeExperts(const Capture& capture, CheckReport* report);
 void JudgeSums(const Capture& capture, CheckReport* report);
 void JudgeResidual(const Capture& capture, CheckReport* report);
-void JudgeReplicas(const Capture& capture, CheckReport* report);
-void JudgeLoaded(const Capture& capture, CheckReport* report);
 void JudgeCacheWrite(const Capture& capture, CheckReport* report);
 void JudgeCacheRead(const Capture& capture, CheckReport* report);
-void JudgeCachePool(const Capture& capture, CheckReport* report);
-void JudgeCacheIds(const Capture& capture, CheckReport* report);
-void JudgeScales(const Capture& capture, CheckReport* report);
 void JudgeQuantisedInputs(const Capture& capture, CheckReport* report);
 void JudgeHead(const Capture& capture, CheckReport* report);
 void JudgeSampling(const Capture& capture, CheckReport* report);
-void JudgeSpeculation(const Capture& capture, CheckReport* report);
-void JudgeRepeats(const Capture& capture, CheckReport* report);
 void JudgeDeclared(const Capture& capture, CheckReport* report);
 
 }  // namespace assay::check

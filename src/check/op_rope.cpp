@@ -26,7 +26,15 @@ Result<Rotation> RotationOf(const Subject& s, int64_t head_size) {
     return Status::BadInput(s.info().name + ": rope.type=" + type + " is not known");
   const auto optional = [&](std::string_view key) { return s.capture().Number(s.info(), key); };
   r.spec.theta = s.Number("rope.theta", 10000);
-  r.spec.dim = std::min(s.Integer("rope.dim", head_size), head_size);
+  // In MLA the rotated part has a tensor of its own.
+  int64_t dim = head_size;
+  for (std::string_view stem : {"attn.k_pe", "attn.q_pe"}) {
+    if (const auto part = s.capture().Operand(s.info(), s.Sibling(stem))) {
+      const auto& shape = s.capture().Info(*part)->event.shape;
+      if (!shape.empty()) dim = shape.back();
+    }
+  }
+  r.spec.dim = std::min(s.Integer("rope.dim", dim), head_size);
   r.spec.factor = s.Number("rope.factor", 1);
   r.spec.original_max_position = s.Number("rope.original_max_position", 0);
   r.spec.beta_fast = s.Number("rope.beta_fast", 32);
@@ -285,12 +293,15 @@ void JudgeRotated(Subject& s) {
     return;
   }
   if (s.tensor()->rows.empty()) return;
-  bool declared = s.capture().ProcessText(s.info(), "model.rope_theta").has_value();
-  for (std::string_view key : {"rope.theta", "rope.type", "rope.pairing"}) {
+  bool declared = s.capture().ProcessText(s.info(), "model.rope_theta").has_value() || s.Flag("compiled", false) ||
+                  s.Flag("inplace", false);
+  for (std::string_view key : {"rope.theta", "rope.type", "rope.pairing", "rope.dim"}) {
     declared = declared || Capture::OwnText(s.info(), key).has_value();
   }
-  if (!declared) {
-    s.report().Missing(s.info().name + " has no rope.* metadata", "record it with rope.theta, rope.pairing and so on");
+  // A model without rotary embedding has nothing to declare, and copies.
+  if (!declared && DifferExactly(s.actual(), ToArray({s.actual().shape}, raw.input.tensor->values), s.judged()).ok) {
+    s.report().Missing(s.info().name + " is a copy and has no rope.* metadata",
+                       "record it with rope.theta, rope.pairing and so on");
     return;
   }
   auto rotation = RotationOf(s, raw.columns > 0 ? raw.columns : s.tensor()->dim(-1));

@@ -1,5 +1,4 @@
-// Sums: the residual stream, routed and shared experts, and partial results of all ranks; and what must be equal or
-// different across ranks.
+// Sums: the residual stream, routed and shared experts, and partial results of all ranks.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -244,16 +243,6 @@ void JudgeOut(Subject& s) {
   });
 }
 
-// Bits of two recorded tensors are equal.
-bool SameBits(const Tensor& a, const Tensor& b) {
-  return a.bytes.size() == b.bytes.size() &&
-         (a.bytes.empty() || std::memcmp(a.bytes.data(), b.bytes.data(), a.bytes.size()) == 0);
-}
-
-bool SameShard(const Shard& a, const Shard& b) {
-  return a.index == b.index && a.count == b.count && a.col_offset == b.col_offset;
-}
-
 }  // namespace
 
 void JudgeSums(const Capture& capture, CheckReport* report) {
@@ -272,135 +261,6 @@ void JudgeSums(const Capture& capture, CheckReport* report) {
 void JudgeResidual(const Capture& capture, CheckReport* report) {
   constexpr std::string_view kOut[] = {"out"};
   JudgeStems(capture, report, kOut, JudgeOut);
-}
-
-// A replicated result is the same on every rank that has these rows.
-void JudgeReplicas(const Capture& capture, CheckReport* report) {
-  if (capture.world_size() < 2) return;
-  for (const std::string& name : capture.Names()) {
-    if (name.ends_with(".partial") || name.ends_with(".storage")) continue;
-    const auto events = capture.EventsOf(name);
-    for (EventId id : events) {
-      const auto info = capture.Info(id);
-      if (info->event.shard.count > 1 || info->event.segments.empty() || info->event.row_axis < 0) continue;
-      EventFilter filter;
-      filter.step = info->event.step;
-      filter.audit = info->audit;
-      const auto all = capture.Find(name, filter);
-      if (all.empty() || all[0] == id) continue;
-      const auto first = capture.Info(all[0]);
-      if (first->event.rank == info->event.rank || first->event.shard.count > 1 || first->repeat != info->repeat)
-        continue;
-      auto a = capture.Load(all[0]), b = capture.Load(id);
-      if (!a.ok() || !b.ok()) {
-        report->Missing(name + " was not recorded as payload on every rank", Capture::RecordHint(name));
-        break;
-      }
-      if ((*a)->rows.empty() || !SameRows(**a, **b)) continue;
-      if (SameBits(**a, **b)) {
-        report->Right(id);
-      } else {
-        ReportRule(capture, *report, *info,
-                   {fault_class::kTpShard,
-                    "rank " + std::to_string(info->event.rank) + " holds other values than rank " +
-                        std::to_string(first->event.rank) + " of a tensor that is not sharded",
-                    kNone, "", 1});
-      }
-    }
-  }
-}
-
-// Weights of the ranks: equal shards are equal, different ones differ; and everything was written that was filled.
-void JudgeLoaded(const Capture& capture, CheckReport* report) {
-  for (const std::string& name : capture.Names()) {
-    const auto events = capture.EventsOf(name);
-    for (size_t i = 0; i < events.size(); ++i) {
-      const auto info = capture.Info(events[i]);
-      if (info->event.phase != Phase::kLoad) break;
-      if (info->audit == "before" || info->audit == "read") continue;
-      auto mine = capture.Load(events[i]);
-      if (!mine.ok()) continue;
-      if (info->audit == "after") {
-        Subject s(capture, *mine, *report);
-        if (auto kept = ExplainUnwritten(s)) {
-          kept->cls = fault_class::kLoad;
-          kept->constant = kNone;
-          kept->text += ": never written at load";
-          ReportRule(capture, *report, *info, *kept);
-          continue;
-        }
-      }
-      if (info->event.shard.count < 2) continue;
-      for (size_t j = 0; j < i; ++j) {
-        const auto other = capture.Info(events[j]);
-        if (other->event.rank == info->event.rank || other->audit == "before" || other->event.step != info->event.step)
-          continue;
-        auto theirs = capture.Load(events[j]);
-        if (!theirs.ok()) continue;
-        const bool same = SameShard(other->event.shard, info->event.shard);
-        const bool equal = SameBits(**mine, **theirs);
-        bool constant = true;  // a shard of one value (ones, zeros) says nothing
-        for (double x : (*mine)->values) constant = constant && x == (*mine)->values[0];
-        if (same == equal || (!same && constant)) {
-          report->Right(events[i]);
-          continue;
-        }
-        ReportRule(capture, *report, *info,
-                   {fault_class::kTpShard,
-                    same ? "ranks " + std::to_string(other->event.rank) + " and " + std::to_string(info->event.rank) +
-                               " claim the same shard and hold other values"
-                         : "ranks " + std::to_string(other->event.rank) + " and " + std::to_string(info->event.rank) +
-                               " claim different shards and hold the same values"});
-        break;
-      }
-    }
-  }
-}
-
-// The same call again: equal bits.
-void JudgeRepeats(const Capture& capture, CheckReport* report) {
-  for (const std::string& name : capture.Names()) {
-    std::map<std::pair<int64_t, int32_t>, std::vector<EventId>> groups;
-    for (EventId id : capture.EventsOf(name)) {
-      const auto info = capture.Info(id);
-      if (info->repeat < 0) break;
-      if (info->audit != "before") groups[{info->event.step, info->event.rank}].push_back(id);
-    }
-    for (const auto& [key, events] : groups) {
-      // What most repeats hold is the yardstick.
-      std::map<std::string, std::vector<EventId>> kinds;
-      for (EventId id : events) {
-        auto t = capture.Load(id);
-        if (t.ok())
-          kinds[std::string(reinterpret_cast<const char*>((*t)->bytes.data()), (*t)->bytes.size())].push_back(id);
-      }
-      if (kinds.size() < 2) {
-        if (!kinds.empty()) report->Right(events[0]);
-        continue;
-      }
-      const auto most = std::max_element(
-          kinds.begin(), kinds.end(), [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
-      for (const auto& [bytes, ids] : kinds) {
-        if (bytes == most->first) continue;
-        auto odd = capture.Load(ids[0]), usual = capture.Load(most->second[0]);
-        if (!odd.ok() || !usual.ok()) continue;
-        // Rounding alone (another order of a parallel sum) is no fault.
-        Subject s(capture, *odd, *report);
-        double top = 0, error = 0;
-        for (int64_t i = 0; i < (*odd)->n() && i < (*usual)->n(); ++i) {
-          const double a = (*odd)->values[static_cast<size_t>(i)], b = (*usual)->values[static_cast<size_t>(i)];
-          top = std::max(top, std::abs(b));
-          error = std::max(error, std::abs(a - b));
-          if (!std::isfinite(a) != !std::isfinite(b)) error = INFINITY;
-        }
-        if (IsFloat((*odd)->info->event.dtype) && error <= 64 * s.precision().store * top) continue;
-        ReportRule(capture, *report, s.info(),
-                   {fault_class::kNonDet, std::to_string(ids.size()) + " of " + std::to_string(events.size()) +
-                                              " repeats hold other values"});
-        break;
-      }
-    }
-  }
 }
 
 }  // namespace assay::check

@@ -1,5 +1,6 @@
 #include "report/diagnose_report.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 
@@ -106,10 +107,12 @@ std::string DiagnoseText(const Diagnosis& d, const std::string& trace, const std
     char head[80];
     std::snprintf(head, sizeof head, "%-26s %-13s ", e.hypothesis.c_str(), std::string(NameOf(e.state)).c_str());
     out += head;
-    out += e.evidence.empty() ? "" : e.evidence[0];
-    out += "\n";
+    for (size_t i = 0; i < std::max<size_t>(e.evidence.size(), 1); ++i) {
+      if (i > 0) out += std::string(41, ' ');
+      out += (e.evidence.empty() ? "" : e.evidence[i]) + "\n";
+    }
     if (e.state == CheckState::kNotTestable && !e.capture.empty())
-      out += std::string(40, ' ') + "capture: " + e.capture + "\n";
+      out += std::string(41, ' ') + "to test it: " + e.capture + "\n";
   }
   out += "\nverdict    ";
   if (d.findings.empty()) {

@@ -347,10 +347,19 @@ CheckResult Compiled(bool turned) {
   SmallTrace t;
   const uint64_t a = t.Request({1, 2, 3});
   const std::vector<RowRun> rows = {{a, 0, 3, 0, false}};
-  t.Record("layers.0.attn.q_proj", "T H d", {3, 1, 8}, Noise(24, 1), {.rows = rows});
-  t.Record("layers.0.attn.q", "T H d", {3, 1, 8}, Noise(24, turned ? 2 : 1),
-           {.rows = rows, .meta = {{"compiled", "1"}}});
-  return Judge(t, {"compiled"});
+  const std::vector<float> raw = Noise(24, 1);
+  std::vector<float> q = raw;
+  for (size_t p = 0; turned && p < 3; ++p) {
+    for (size_t i = 0; i < 4; ++i) {
+      const double angle = static_cast<double>(p) * std::pow(10000.0, -static_cast<double>(i) / 4);
+      const double x = raw[p * 8 + i], y = raw[p * 8 + i + 4];
+      q[p * 8 + i] = static_cast<float>(x * std::cos(angle) - y * std::sin(angle));
+      q[p * 8 + i + 4] = static_cast<float>(y * std::cos(angle) + x * std::sin(angle));
+    }
+  }
+  t.Record("layers.0.attn.q_proj", "T H d", {3, 1, 8}, raw, {.rows = rows});
+  t.Record("layers.0.attn.q", "T H d", {3, 1, 8}, q, {.rows = rows, .meta = {{"compiled", "1"}}});
+  return Judge(t, {"rotation"});
 }
 
 TEST(CheckCompiled, RotationThatWasThrownAwayIsNamed) {
