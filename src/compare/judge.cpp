@@ -4,17 +4,16 @@
 #include <cmath>
 #include <cstdio>
 
+#include "compare/other_tokens.h"
+#include "compare/row_inputs.h"
+
 namespace assay {
 namespace {
 
 // Row sketches are stored as float32: differences below this part of the norm are not resolved.
 constexpr double kStored = 0x1p-23;
-// Root mean square of a rounding error uniform in [-u, u], of a value in the middle of its binade: u / sqrt(3) * 0.7.
-constexpr double kCacheRms = 0.41;
 constexpr size_t kMaxNearTies = 1000;
 constexpr size_t kMajorityRows = 8;  // fewer rows than this are judged one by one only
-
-bool IsBad(CellState state) { return state == CellState::kRoot || state == CellState::kConsequence; }
 
 // The value below which 90 % of the values lie; 0 for none. Reorders.
 double Quantile90(std::vector<float>* values) {
@@ -37,24 +36,6 @@ std::string Format(const char* format, double x) {
   return buffer;
 }
 
-// Judged site whose rows later sites may still ask for.
-struct Judged {
-  std::vector<Cell> cells;  // by row number; freed after the last use
-  double noise = 0;         // relative difference that 90 % of the rows within their bounds stay below
-  int64_t cols = 0;
-  double roundoff = 0;  // coarsest of both sides
-};
-
-// What is known about the inputs of one row.
-struct InputState {
-  bool bad = false;     // some input is already wrong
-  double relative = 0;  // growth-weighted relative difference, combined in quadrature
-  double typical = 0;   // the same from what 90 % of the inputs' good rows stay below
-  double absolute = 0;  // sum of the inputs' differences (L2)
-  double measured = 0;  // largest relative difference of an input, without gain
-  double norm = 0;      // of the largest input
-};
-
 class Judge {
  public:
   Judge(const JointIndex& index, const SiteGraph& graph, const JudgeOptions& options)
@@ -63,12 +44,15 @@ class Judge {
         options_(options),
         reader_(index),
         judged_(index.sites.size()),
+        inputs_(index, graph, judged_),
         aside_from_(index.n_rows, Judgement::kNever) {}
 
   Judgement Run() {
     CountComparisons();
-    same_reading_ = SameReading();
-    SetAsideBehindOtherTokens();
+    const std::vector<uint8_t> behind = RowsBehindOtherTokens(index_, graph_);
+    for (size_t row = 0; row < behind.size(); ++row) {
+      if (behind[row] != 0) aside_from_[row] = 0;
+    }
     for (uint32_t s = 0; s < index_.sites.size(); ++s) {
       if (!graph_.nodes[s].comparable) continue;
       CompareSite(s);
@@ -97,19 +81,6 @@ class Judge {
  private:
   // --- values -------------------------------------------------------------------------------------------------
 
-  bool SameReading() const {
-    for (const char* key : {"path", "chunk", "prefix_cache"}) {
-      if (MetaOf(*index_.trace[kA], key) != MetaOf(*index_.trace[kB], key)) return false;
-    }
-    // Traces that do not say it show it by their sites.
-    bool absorbed[2] = {false, false};
-    for (const JointSite& site : index_.sites) {
-      if (site.parsed.def == nullptr || site.parsed.def->paths != "absorbed") continue;
-      for (int side : {kA, kB}) absorbed[side] |= site.recorded[side];
-    }
-    return absorbed[kA] == absorbed[kB];
-  }
-
   void CountComparisons() {
     uint64_t pieces = 0;
     for (const Piece& p : index_.pieces[kA]) pieces += p.rows();
@@ -130,116 +101,13 @@ class Judge {
     norm_a_ = read.norm_sq[kA];
     norm_b_ = read.norm_sq[kB];
     for (int side : {kA, kB}) roundoff_[side] = read.roundoff[side];
-    Judged& judged = judged_[s];
+    JudgedSite& judged = judged_[s];
     judged.cells = std::move(read.cells);
     judged.cols = read.cols;
     judged.roundoff = std::max(roundoff_[kA], roundoff_[kB]);
   }
 
-  // Once a generated token differs, the request's later rows have different inputs by right.
-  void SetAsideBehindOtherTokens() {
-    int64_t token_site = -1, embed_site = -1;
-    for (uint32_t s = 0; s < index_.sites.size(); ++s) {
-      if (!graph_.nodes[s].comparable) continue;
-      if (index_.sites[s].name == "next_token") token_site = s;
-      if (index_.sites[s].name == "embed") embed_site = s;
-    }
-    if (token_site < 0) return;
-    CellReader reader(index_);
-    Coverage not_counted;
-    const std::vector<Cell> tokens = reader.Read(static_cast<uint32_t>(token_site), &not_counted).cells;
-    std::vector<Cell> embeds;  // empty: not recorded
-    if (embed_site >= 0) embeds = reader.Read(static_cast<uint32_t>(embed_site), &not_counted).cells;
-    uint32_t request = ~uint32_t{0};
-    bool behind = false;
-    for (const RowInterval& interval : index_.intervals) {
-      if (interval.request != request) behind = false;
-      request = interval.request;
-      const int64_t prompt = index_.requests[request].prompt_tokens;
-      for (uint32_t k = 0; k < interval.count; ++k) {
-        const uint32_t row = interval.base + k;
-        if (behind) aside_from_[row] = 0;
-        if (behind || tokens[row].state == CellState::kAbsent || tokens[row].diff == 0) continue;
-        if (interval.first + int64_t{k} < prompt - 1) continue;  // the next input is the prompt's, not this choice
-        // A run that follows given tokens (--like) has equal inputs in spite of another choice.
-        const bool fed = k + 1 < interval.count && !embeds.empty() && embeds[row + 1].state != CellState::kAbsent;
-        behind = !fed || embeds[row + 1].relative() > 0.01;
-      }
-    }
-  }
-
   // --- verdicts -----------------------------------------------------------------------------------------------
-
-  // Running state of one context edge along a request.
-  struct Context {
-    bool bad = false;
-    double sum_sq = 0;  // of relative differences of rows that were judged
-    uint64_t rows = 0;
-    double aside = 0;  // largest relative difference of a row set aside
-    int64_t next = 0;  // position expected next; a gap was cached from another request
-  };
-
-  // Bad rows by position over all requests: what a row cached from another request may hold.
-  const std::vector<uint8_t>& BadByPosition(uint32_t site) {
-    auto [it, is_new] = bad_by_position_.try_emplace(site);
-    if (!is_new) return it->second;
-    for (const RowInterval& interval : index_.intervals) {
-      for (uint32_t k = 0; k < interval.count; ++k) {
-        const Cell& cell = judged_[site].cells[interval.base + k];
-        const int64_t position = int64_t{interval.first} + k;
-        if (!IsBad(cell.state) || position < 0) continue;
-        if (it->second.size() <= static_cast<size_t>(position)) it->second.resize(static_cast<size_t>(position) + 1, 0);
-        it->second[static_cast<size_t>(position)] = 1;
-      }
-    }
-    return it->second;
-  }
-
-  void AddToContext(uint32_t site, int64_t position, const Cell& cell, Context* context) {
-    if (cell.state == CellState::kAbsent) return;
-    if (position > context->next) {
-      const std::vector<uint8_t>& bad = BadByPosition(site);
-      for (int64_t p = std::max<int64_t>(context->next, 0); p < position && p < static_cast<int64_t>(bad.size()); ++p) {
-        context->bad |= bad[static_cast<size_t>(p)] != 0;
-      }
-    }
-    context->next = position + 1;
-    if (IsBad(cell.state)) {
-      context->bad = true;
-    } else if (cell.state == CellState::kAside) {
-      context->aside = std::max(context->aside, cell.relative());
-    } else {
-      context->sum_sq += cell.relative() * cell.relative();
-      ++context->rows;
-    }
-  }
-
-  // Adds a same-row input; where the row was not recorded at that site, what it is computed from.
-  void AddInput(const GraphEdge& edge, uint32_t row, const Cell& out, SiteOp op, int depth, InputState* state) const {
-    const Judged& input = judged_[edge.site];
-    if (input.cells.empty()) return;
-    const Cell& cell = input.cells[row];
-    if (cell.state == CellState::kAbsent) {
-      if (depth > 8) return;
-      for (const GraphEdge& behind : graph_.nodes[edge.site].edges) AddInput(behind, row, out, op, depth + 1, state);
-      return;
-    }
-    state->bad |= IsBad(cell.state);
-    double relative = std::max(cell.relative(), input.noise);
-    // A part of a larger tensor (q_nope of q_proj) may hold all of its difference.
-    if ((op == SiteOp::kCopy || op == SiteOp::kRope) && out.norm > 0) {
-      relative *= std::max(1.0, double{cell.norm} / out.norm);
-    }
-    AddDifference(relative, input.noise, cell.norm, edge.gain, state);
-  }
-
-  static void AddDifference(double relative, double typical, double norm, double gain, InputState* state) {
-    state->relative = std::hypot(state->relative, gain * relative);
-    state->typical = std::hypot(state->typical, gain * typical);
-    state->absolute += relative * norm;
-    state->measured = std::max(state->measured, relative);
-    state->norm = std::max(state->norm, norm);
-  }
 
   // ||sketch(out) - sum of sketches(inputs)|| / size, on each side: what a sum did beside adding. False: not all there.
   bool SumResidual(const GraphNode& node, uint32_t row, const Cell& out, double residual[2], double* size) const {
@@ -270,31 +138,26 @@ class Judge {
 
   void JudgeSite(uint32_t s) {
     const GraphNode& node = graph_.nodes[s];
-    Judged& judged = judged_[s];
+    JudgedSite& judged = judged_[s];
     outcome_.inputs_known = node.inputs_known || node.op == SiteOp::kEmbed || node.op == SiteOp::kSource;
     const bool choice = node.op == SiteOp::kSelect || node.op == SiteOp::kArgmax;
     const bool companion = index_.sites[s].name.ends_with(".margin");
     const double tolerance = options_.tolerance.of(index_.sites[s].name);
     noise_ = NoiseOf(s);
-    cache_site_ = CacheReadBy(s);
     const double spread = by_rows_ ? spread4_ : spread64_;
     const double typical_gain = TypicalGain(s);
     const bool log_scale = index_.sites[s].parsed.stem.ends_with("lse");
     ratios_.clear();
     ratio_rows_.clear();
 
-    std::vector<Context> contexts(node.edges.size());
+    inputs_.BeginSite(s);
     uint32_t request = ~uint32_t{0};
     for (const RowInterval& interval : index_.intervals) {
-      if (interval.request != request) contexts.assign(node.edges.size(), Context());
+      if (interval.request != request) inputs_.BeginRequest();
       request = interval.request;
       for (uint32_t k = 0; k < interval.count; ++k) {
         const uint32_t row = interval.base + k;
-        for (size_t e = 0; e < node.edges.size(); ++e) {
-          const GraphEdge& edge = node.edges[e];
-          if (!edge.context || judged_[edge.site].cells.empty()) continue;
-          AddToContext(edge.site, int64_t{interval.first} + k, judged_[edge.site].cells[row], &contexts[e]);
-        }
+        inputs_.Pass(row, int64_t{interval.first} + k);
         Cell& cell = judged.cells[row];
         if (cell.state == CellState::kAbsent) continue;
         if (aside_from_[row] <= s) {
@@ -303,23 +166,7 @@ class Judge {
           continue;
         }
         AddToCosine(cell);
-        InputState in;
-        for (size_t e = 0; e < node.edges.size(); ++e) {
-          const GraphEdge& edge = node.edges[e];
-          if (edge.context) {
-            const Context& context = contexts[e];
-            in.bad |= context.bad;
-            const double mean = context.rows > 0 ? std::sqrt(context.sum_sq / static_cast<double>(context.rows)) : 0;
-            const double typical = judged_[edge.site].noise;
-            AddDifference(std::max({mean, context.aside, typical}), typical, 0, edge.gain, &in);
-            if (edge.site == cache_site_ && !(same_reading_ && cell.same_cut)) {
-              const double rounding = kCacheRms * judged_[edge.site].roundoff;
-              AddDifference(rounding, rounding, 0, edge.gain, &in);
-            }
-          } else {
-            AddInput(edge, row, cell, node.op, 0, &in);
-          }
-        }
+        const InputState in = inputs_.Of(row, cell);
         if (companion) continue;
         if (choice) {
           JudgeChoice(s, row, in, &cell);
@@ -362,7 +209,6 @@ class Judge {
       }
     }
     JudgeMajority(s);
-    bad_by_position_.clear();
   }
 
   void AddToCosine(const Cell& cell) {
@@ -483,16 +329,6 @@ class Judge {
     }
   }
 
-  // The cache site that an attention reads, or none. Whether a row was attended as it was computed or as it came back
-  // from the cache, rounded, depends on the path and on where the prefill was cut; then kv_write agrees on both sides
-  // and what the attention read does not.
-  int64_t CacheReadBy(uint32_t s) const {
-    for (const GraphEdge& edge : graph_.nodes[s].edges) {
-      if (edge.context && index_.sites[edge.site].parsed.stem == "attn.kv_write") return edge.site;
-    }
-    return -1;
-  }
-
   // Rounding noise of the operation on both sides, relative to the output.
   double NoiseOf(uint32_t s) {
     const GraphNode& node = graph_.nodes[s];
@@ -539,7 +375,7 @@ class Judge {
   }
 
   void FinishSite(uint32_t s) {
-    Judged& judged = judged_[s];
+    JudgedSite& judged = judged_[s];
     std::vector<float> within, all;
     for (const Cell& cell : judged.cells) {
       const auto relative = static_cast<float>(std::min(cell.relative(), 1e30));
@@ -574,10 +410,10 @@ class Judge {
   const JudgeOptions& options_;
   CellReader reader_;
   Judgement result_;
-  std::vector<Judged> judged_;
+  std::vector<JudgedSite> judged_;
+  RowInputs inputs_;
   std::vector<uint32_t> aside_from_;  // as in Judgement
   uint32_t first_live_ = 0;
-  bool same_reading_ = true;  // both sides take the same attention path and cut the prefill alike, as far as they say
   double spread4_ = 1, spread64_ = 1;
 
   // Of the site at hand.
@@ -585,12 +421,10 @@ class Judge {
   double roundoff_[2] = {0, 0};
   bool by_rows_ = true;
   double noise_ = 0;
-  int64_t cache_site_ = -1;
   double dot_ = 0, norm_a_ = 0, norm_b_ = 0;
   double worst_ratio_ = -1, root_ratio_ = -1;
   std::vector<float> ratios_;  // of rows within their bounds: difference / bound without spread
   std::vector<uint32_t> ratio_rows_;
-  std::map<uint32_t, std::vector<uint8_t>> bad_by_position_;
 };
 
 }  // namespace

@@ -1,0 +1,45 @@
+#include "compare/other_tokens.h"
+
+#include "compare/site_cells.h"
+
+namespace assay {
+namespace {
+
+// Embeddings of equal tokens differ by rounding at most, of different tokens by about their own size.
+constexpr double kOtherToken = 0.01;
+
+}  // namespace
+
+std::vector<uint8_t> RowsBehindOtherTokens(const JointIndex& index, const SiteGraph& graph) {
+  std::vector<uint8_t> out(index.n_rows, 0);
+  int64_t token_site = -1, embed_site = -1;
+  for (uint32_t s = 0; s < index.sites.size(); ++s) {
+    if (!graph.nodes[s].comparable) continue;
+    if (index.sites[s].name == "next_token") token_site = s;
+    if (index.sites[s].name == "embed") embed_site = s;
+  }
+  if (token_site < 0) return out;
+  CellReader reader(index);
+  Coverage not_counted;
+  const std::vector<Cell> tokens = reader.Read(static_cast<uint32_t>(token_site), &not_counted).cells;
+  std::vector<Cell> embeds;  // empty: not recorded
+  if (embed_site >= 0) embeds = reader.Read(static_cast<uint32_t>(embed_site), &not_counted).cells;
+  uint32_t request = ~uint32_t{0};
+  bool behind = false;
+  for (const RowInterval& interval : index.intervals) {
+    if (interval.request != request) behind = false;
+    request = interval.request;
+    const int64_t prompt = index.requests[request].prompt_tokens;
+    for (uint32_t k = 0; k < interval.count; ++k) {
+      const uint32_t row = interval.base + k;
+      out[row] = behind;
+      if (behind || tokens[row].state == CellState::kAbsent || tokens[row].diff == 0) continue;
+      if (interval.first + int64_t{k} < prompt - 1) continue;  // the next input is the prompt's, not this choice
+      const bool fed = k + 1 < interval.count && !embeds.empty() && embeds[row + 1].state != CellState::kAbsent;
+      behind = !fed || embeds[row + 1].relative() > kOtherToken;
+    }
+  }
+  return out;
+}
+
+}  // namespace assay

@@ -1,0 +1,145 @@
+#include "compare/row_inputs.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace assay {
+namespace {
+
+// Root mean square of a rounding error uniform in [-u, u], of a value in the middle of its binade: u / sqrt(3) * 0.7.
+constexpr double kCacheRms = 0.41;
+
+void AddDifference(double relative, double typical, double norm, double gain, InputState* state) {
+  state->relative = std::hypot(state->relative, gain * relative);
+  state->typical = std::hypot(state->typical, gain * typical);
+  state->absolute += relative * norm;
+  state->measured = std::max(state->measured, relative);
+  state->norm = std::max(state->norm, norm);
+}
+
+}  // namespace
+
+RowInputs::RowInputs(const JointIndex& index, const SiteGraph& graph, const std::vector<JudgedSite>& judged)
+    : index_(index), graph_(graph), judged_(judged), same_reading_(SameReading()) {}
+
+void RowInputs::BeginSite(uint32_t site) {
+  site_ = site;
+  cache_site_ = CacheReadBy(site);
+  bad_by_position_.clear();
+  BeginRequest();
+}
+
+void RowInputs::BeginRequest() { contexts_.assign(graph_.nodes[site_].edges.size(), Context()); }
+
+void RowInputs::Pass(uint32_t row, int64_t position) {
+  const GraphNode& node = graph_.nodes[site_];
+  for (size_t e = 0; e < node.edges.size(); ++e) {
+    const GraphEdge& edge = node.edges[e];
+    if (!edge.context || judged_[edge.site].cells.empty()) continue;
+    AddToContext(edge.site, position, judged_[edge.site].cells[row], &contexts_[e]);
+  }
+}
+
+InputState RowInputs::Of(uint32_t row, const Cell& out) const {
+  const GraphNode& node = graph_.nodes[site_];
+  InputState in;
+  for (size_t e = 0; e < node.edges.size(); ++e) {
+    const GraphEdge& edge = node.edges[e];
+    if (!edge.context) {
+      AddSameRow(edge, row, out, 0, &in);
+      continue;
+    }
+    const Context& context = contexts_[e];
+    in.bad |= context.bad;
+    const double mean = context.rows > 0 ? std::sqrt(context.sum_sq / static_cast<double>(context.rows)) : 0;
+    const double typical = judged_[edge.site].noise;
+    AddDifference(std::max({mean, context.aside, typical}), typical, 0, edge.gain, &in);
+    if (edge.site == cache_site_ && !(same_reading_ && out.same_cut)) {
+      const double rounding = kCacheRms * judged_[edge.site].roundoff;
+      AddDifference(rounding, rounding, 0, edge.gain, &in);
+    }
+  }
+  return in;
+}
+
+bool RowInputs::SameReading() const {
+  for (const char* key : {"path", "chunk", "prefix_cache"}) {
+    if (MetaOf(*index_.trace[kA], key) != MetaOf(*index_.trace[kB], key)) return false;
+  }
+  // Traces that do not say it show it by their sites.
+  bool absorbed[2] = {false, false};
+  for (const JointSite& site : index_.sites) {
+    if (site.parsed.def == nullptr || site.parsed.def->paths != "absorbed") continue;
+    for (int side : {kA, kB}) absorbed[side] |= site.recorded[side];
+  }
+  return absorbed[kA] == absorbed[kB];
+}
+
+// The cache site that an attention reads, or -1. Whether a row was attended as it was computed or as it came back from
+// the cache, rounded, depends on the path and on where the prefill was cut; then kv_write agrees on both sides and what
+// the attention read does not.
+int64_t RowInputs::CacheReadBy(uint32_t site) const {
+  for (const GraphEdge& edge : graph_.nodes[site].edges) {
+    if (edge.context && index_.sites[edge.site].parsed.stem == "attn.kv_write") return edge.site;
+  }
+  return -1;
+}
+
+// Bad rows by position over all requests: what a row cached from another request may hold.
+const std::vector<uint8_t>& RowInputs::BadByPosition(uint32_t site) {
+  auto [it, is_new] = bad_by_position_.try_emplace(site);
+  if (!is_new) return it->second;
+  for (const RowInterval& interval : index_.intervals) {
+    for (uint32_t k = 0; k < interval.count; ++k) {
+      const Cell& cell = judged_[site].cells[interval.base + k];
+      const int64_t position = int64_t{interval.first} + k;
+      if (!IsBad(cell.state) || position < 0) continue;
+      if (it->second.size() <= static_cast<size_t>(position)) it->second.resize(static_cast<size_t>(position) + 1, 0);
+      it->second[static_cast<size_t>(position)] = 1;
+    }
+  }
+  return it->second;
+}
+
+void RowInputs::AddToContext(uint32_t site, int64_t position, const Cell& cell, Context* context) {
+  if (cell.state == CellState::kAbsent) return;
+  if (position > context->next) {
+    const std::vector<uint8_t>& bad = BadByPosition(site);
+    for (int64_t p = std::max<int64_t>(context->next, 0); p < position && p < static_cast<int64_t>(bad.size()); ++p) {
+      context->bad |= bad[static_cast<size_t>(p)] != 0;
+    }
+  }
+  context->next = position + 1;
+  if (IsBad(cell.state)) {
+    context->bad = true;
+  } else if (cell.state == CellState::kAside) {
+    context->aside = std::max(context->aside, cell.relative());
+  } else {
+    context->sum_sq += cell.relative() * cell.relative();
+    ++context->rows;
+  }
+}
+
+// Where the row was not recorded at the edge's site: what that site is computed from.
+void RowInputs::AddSameRow(const GraphEdge& edge, uint32_t row, const Cell& out, int depth, InputState* state) const {
+  constexpr int kMaxDepth = 8;
+  const JudgedSite& input = judged_[edge.site];
+  if (input.cells.empty()) return;
+  const Cell& cell = input.cells[row];
+  if (cell.state == CellState::kAbsent) {
+    if (depth > kMaxDepth) return;
+    for (const GraphEdge& behind : graph_.nodes[edge.site].edges) AddSameRow(behind, row, out, depth + 1, state);
+    return;
+  }
+  state->bad |= IsBad(cell.state);
+  double relative = std::max(cell.relative(), input.noise);
+  // A part of a larger tensor (q_nope of q_proj) may hold all of its difference.
+  const SiteOp op = graph_.nodes[site_].op;
+  if ((op == SiteOp::kCopy || op == SiteOp::kRope) && out.norm > 0) {
+    relative *= std::max(1.0, double{cell.norm} / out.norm);
+  }
+  AddDifference(relative, input.noise, cell.norm, edge.gain, state);
+  state->cols = std::max(state->cols, input.cols);
+}
+
+}  // namespace assay
