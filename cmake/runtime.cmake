@@ -54,4 +54,7 @@ if(SKBUILD)
   set_target_properties(assay_shared assay_offline PROPERTIES VERSION "" SOVERSION "")
   set_property(TARGET assay_shared assay_offline PROPERTY NO_SONAME ON)
   install(TARGETS assay_shared assay_offline LIBRARY DESTINATION assay/lib COMPONENT python)
+  # What starts the attachment in a Python process (docs/attach.md); part of the wheel, so an uninstall removes it.
+  install(FILES ${PROJECT_SOURCE_DIR}/python/assay-attach.pth
+    ${PROJECT_SOURCE_DIR}/python/assay/attach/site_hook/_assay_site.py DESTINATION . COMPONENT python)
 endif()

@@ -14,7 +14,7 @@ build() { cmake --preset ci && cmake --build build; }
 ctest_() { ctest --test-dir build -j "$(nproc)" --output-on-failure --no-tests=error --output-junit "$logs/ctest.xml"; }
 pytest_() {
   local folders=() folder
-  for folder in tests/python tests/cases tests/parity tests/weights tests/e2e; do [ -d "$folder" ] && folders+=("$folder"); done
+  for folder in tests/python tests/cases tests/parity tests/weights tests/attach tests/e2e; do [ -d "$folder" ] && folders+=("$folder"); done
   .venv/bin/python -m pytest -q -ra -p no:cacheprovider --junit-xml="$logs/pytest.xml" "${folders[@]}"
 }
 # Address and undefined-behaviour sanitizers over the C++ tests and the fuzz corpora. Leaks are looked for too.

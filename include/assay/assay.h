@@ -54,6 +54,7 @@
 #define assay_trigger ASSAY_JOIN(ASSAY_SYMBOL_PREFIX, assay_trigger)
 #define assay_version ASSAY_JOIN(ASSAY_SYMBOL_PREFIX, assay_version)
 #define assay_wants ASSAY_JOIN(ASSAY_SYMBOL_PREFIX, assay_wants)
+#define assay_wants_name ASSAY_JOIN(ASSAY_SYMBOL_PREFIX, assay_wants_name)
 #endif
 
 #ifdef __cplusplus
@@ -293,6 +294,8 @@ ASSAY_API int assay_add_site(assay_trace* trace, const assay_site_info* info, ui
 /* 1 when the settings let the site through at this rank and step (-1: the process's; not known). For hosts to which the
  * tensor itself is dear to make. */
 ASSAY_API int assay_wants(assay_trace* trace, uint32_t site, int32_t rank, int64_t step);
+/* The same by name, for a site that has not been announced and is not by this. */
+ASSAY_API int assay_wants_name(assay_trace* trace, const char* name, int32_t rank, int64_t step);
 
 /* Measures the tensor and writes the event. Reads each element of the rows once (level stats and above), on the calling
  * thread. ASSAY_ERROR_USAGE: the fields do not fit together, the message names the one; ASSAY_ERROR_ENVIRONMENT:

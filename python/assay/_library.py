@@ -134,6 +134,7 @@ _HOST_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "assay_arm": (c_int, [_TRACE, c_int32, _ERROR]),
     "assay_add_site": (c_int, [_TRACE, POINTER(CSiteInfo), POINTER(c_uint32), _ERROR]),
     "assay_wants": (c_int, [_TRACE, c_uint32, c_int32, c_int64]),
+    "assay_wants_name": (c_int, [_TRACE, c_char_p, c_int32, c_int64]),
     "assay_record": (c_int, [_TRACE, POINTER(CEvent), _ERROR]),
     "assay_request_key": (c_uint64, [c_void_p, c_uint64, c_int64]),
     "assay_add_request": (c_int, [_TRACE, POINTER(CRequest), POINTER(c_uint64), _ERROR]),

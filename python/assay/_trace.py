@@ -379,6 +379,21 @@ class Trace:
         finally:
             self._calls.pop()
 
+    def wants(self, name: str, *, step: int | None = None, rank: int | None = None) -> bool:
+        """Whether the settings let an observation of this name through now: armed, include, exclude, layers, ranks, steps.
+        For hosts to which the tensor is dear to make; it announces nothing."""
+        self._calls.append(None)
+        try:
+            if self._closed or not self._armed.value:
+                return False
+            return bool(
+                self._library.assay_wants_name(
+                    self._handle, c_text("name", name), -1 if rank is None else rank, -1 if step is None else step
+                )
+            )
+        finally:
+            self._calls.pop()
+
     def coverage(self, site: str, reason: str, count: int = 0, detail: str = "") -> None:
         """A note on what the trace cannot show; reason: "not found", "skipped", "absent on this path" and so on."""
         self._call(

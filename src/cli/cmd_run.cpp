@@ -17,6 +17,7 @@
 #include "cli/child_process.h"
 #include "cli/commands.h"
 #include "cli/exit_codes.h"
+#include "cli/python_host.h"
 #include "io/json.h"
 #include "probe/settings.h"
 #include "trace/reader.h"
@@ -166,13 +167,20 @@ std::string ToText(const RunReport& report, const RunOptions& options, bool to_s
   for (const ProcessSummary& p : report.processes) {
     line(fmt::format("  rank {} pid {}: {} events at {} sites, {} dropped{}", p.rank, p.pid, p.events, p.sites,
                      p.dropped, p.closed ? "" : ", not closed (killed, or still running)"));
+    uint64_t silent = 0, attached = 0;
     for (const CoverageNote& note : p.coverage) {
-      if (note.reason != "not found" && note.reason != "dropped") continue;
+      attached += note.reason == "attached" ? 1 : 0;
+      // Sites that never fired are many with a wide profile: counted. Probes, which have a kind in front, are named.
+      const bool probe = note.site.find(':') != std::string::npos;
+      if (note.reason == "never fired" && !probe) ++silent;
+      if (note.reason != "not found" && note.reason != "dropped" && note.reason != "failed" &&
+          !(note.reason == "never fired" && probe)) {
+        continue;
+      }
       line(fmt::format("    {}: {}{}{}", note.site, note.reason, note.count != 0 ? fmt::format(" {}", note.count) : "",
                        note.detail.empty() ? "" : " (" + note.detail + ")"));
     }
-    uint64_t silent = 0;
-    for (const CoverageNote& note : p.coverage) silent += note.reason == "never fired" ? 1 : 0;
+    if (attached != 0) line(fmt::format("    attached at {} place(s)", attached));
     if (silent != 0) line(fmt::format("    {} site(s) never fired", silent));
   }
   return text;
@@ -235,7 +243,9 @@ Result<int> Run(const RunOptions& options) {
   const std::set<std::string> before = to_stderr ? std::set<std::string>() : FilesBefore(settings.dir);
 
   RunReport report;
-  ASSAY_ASSIGN_OR_RETURN(report.child, RunChild(options.command, FormatSettings(settings)));
+  std::vector<std::pair<std::string, std::string>> environment = FormatSettings(settings);
+  for (auto& variable : PythonEnvironment()) environment.push_back(std::move(variable));
+  ASSAY_ASSIGN_OR_RETURN(report.child, RunChild(options.command, environment));
   if (!to_stderr) ReadTraces(settings.dir, before, &report);
 
   int exit_code = report.child.shell_code();

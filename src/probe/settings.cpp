@@ -39,11 +39,19 @@ constexpr SettingHelp kSettings[] = {
     {"ASSAY_RING", "STEPS", "0",
      "On-anomaly: keep the last STEPS steps in memory, write them when a non-finite value appears. 0 writes at once."},
     {"ASSAY_TOKENS", "on|off", "off", "Store token ids (content): prompts and next_token."},
+    {"ASSAY_PROBES", "SELECTOR[,SELECTOR...]", "none",
+     "Probes of your own in a Python host: module:GLOB, call:DOTTED, local:DOTTED:NAME[#N|#last], "
+     "audit:DOTTED:NAME."},
+    {"ASSAY_ATTACH", "PROFILE[,PROFILE...] | all | none", "all",
+     "Profiles that attach to a Python host: torch, transformers, vllm, or the dotted name of a module of your own."},
+    {"ASSAY_ARMED", "on|off", "on", "off: nothing is recorded until assay arm."},
     {"ASSAY_STRICT", "on|off", "off", "At close, a pattern that matched no site and a dropped event are errors."},
 };
 
 // Read by other parts of assay, from the environment alone: known names, not settings of a recording.
 constexpr std::string_view kOtherNames[] = {"ASSAY_ISA", "ASSAY_LIBRARY", "ASSAY_TEST_STAGES"};
+
+constexpr std::string_view kSelectorKinds[] = {"module", "call", "local", "audit"};
 
 constexpr ProfileHelp kProfiles[] = {
     {"all", "", "every site"},
@@ -350,6 +358,84 @@ Status ReadGrids(std::string_view variable, std::string_view text, Settings* s) 
   return {};
 }
 
+// "pkg.mod:Class.method" or with dots alone: parts that are Python names.
+bool IsDottedName(std::string_view text) {
+  size_t part = 0;
+  bool dotted = false;
+  for (size_t i = 0; i <= text.size(); ++i) {
+    const char c = i < text.size() ? text[i] : '.';
+    if (c == '.' || c == ':') {
+      if (i == part) return false;
+      if (c == ':' && text.find(':', i + 1) != std::string_view::npos) return false;
+      dotted = dotted || i < text.size();
+      part = i + 1;
+    } else if (!(c == '_' || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || static_cast<unsigned char>(c) >= 128 ||
+                 (c >= '0' && c <= '9' && i != part))) {
+      return false;
+    }
+  }
+  return dotted;
+}
+
+// "k", "k#2", "k#last"
+bool IsVariable(std::string_view text) {
+  const size_t hash = text.find('#');
+  const std::string_view name = text.substr(0, hash);
+  if (name.find_first_of(".:") != std::string_view::npos || !IsDottedName("x." + std::string(name))) return false;
+  if (hash == std::string_view::npos) return true;
+  const std::string_view which = text.substr(hash + 1);
+  if (which == "last") return true;
+  return !which.empty() && which.size() <= 6 && which[0] != '0' &&
+         which.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
+// Checks one selector; start is its column.
+Status CheckSelector(const Cursor& cursor, size_t start, std::string_view text) {
+  constexpr std::string_view kDotted = "a dotted name such as pkg.mod:Class.method";
+  const size_t colon = text.find(':');
+  const std::string_view kind = text.substr(0, colon);
+  if (colon == std::string_view::npos ||
+      std::find(std::begin(kSelectorKinds), std::end(kSelectorKinds), kind) == std::end(kSelectorKinds)) {
+    return cursor.Expected("module:GLOB, call:DOTTED, local:DOTTED:NAME[#N|#last] or audit:DOTTED:NAME", start);
+  }
+  const std::string_view rest = text.substr(colon + 1);
+  const size_t rest_at = start + colon + 1;
+  if (kind == "module") return rest.empty() ? cursor.Expected("a glob over module names", rest_at) : Status();
+  if (kind == "call") return IsDottedName(rest) ? Status() : cursor.Expected(kDotted, rest_at);
+  const size_t last = rest.rfind(':');
+  const std::string_view target = rest.substr(0, last);
+  const std::string_view name = last == std::string_view::npos ? std::string_view() : rest.substr(last + 1);
+  if (!IsDottedName(target)) return cursor.Expected(kDotted, rest_at);
+  if (last == std::string_view::npos || !IsVariable(name)) {
+    return cursor.Expected(":NAME, :NAME#N or :NAME#last behind the function", rest_at + target.size());
+  }
+  return {};
+}
+
+Status ReadProbes(std::string_view variable, std::string_view text, Settings* s) {
+  const Cursor cursor{variable, text};
+  for (size_t start = 0; start <= text.size();) {
+    const size_t comma = std::min(text.find(',', start), text.size());
+    ASSAY_RETURN_IF_ERROR(CheckSelector(cursor, start, text.substr(start, comma - start)));
+    start = comma + 1;
+  }
+  s->probes = text;
+  return {};
+}
+
+Status ReadAttach(std::string_view variable, std::string_view text, Settings* s) {
+  const Cursor cursor{variable, text};
+  for (size_t start = 0; start <= text.size();) {
+    const size_t comma = std::min(text.find(',', start), text.size());
+    if (!IsDottedName("x." + std::string(text.substr(start, comma - start)))) {
+      return cursor.Expected("a profile such as vllm, the dotted name of a module, all or none", start);
+    }
+    start = comma + 1;
+  }
+  s->attach = text;
+  return {};
+}
+
 // One variable. An empty value of any of them is the same as the variable being absent.
 Status ReadOne(std::string_view name, std::string_view text, Settings* s) {
   if (name == "ASSAY") return ReadGate(name, text, s);
@@ -357,6 +443,8 @@ Status ReadOne(std::string_view name, std::string_view text, Settings* s) {
   if (name == "ASSAY_DIR") return ReadDir(name, text, s);
   if (name == "ASSAY_LEVEL") return ReadLevel(name, text, s);
   if (name == "ASSAY_BUDGET") return ReadBudget(name, text, s);
+  if (name == "ASSAY_PROBES") return ReadProbes(name, text, s);
+  if (name == "ASSAY_ATTACH") return ReadAttach(name, text, s);
   if (name == "ASSAY_GRIDS") return ReadGrids(name, text, s);
   if (name == "ASSAY_INCLUDE" || name == "ASSAY_EXCLUDE") {
     ASSAY_ASSIGN_OR_RETURN((name == "ASSAY_INCLUDE" ? s->include : s->exclude), ReadPatterns(name, text));
@@ -372,6 +460,8 @@ Status ReadOne(std::string_view name, std::string_view text, Settings* s) {
     ASSAY_ASSIGN_OR_RETURN(s->ring_steps, ReadCount(name, text, 0, 1000000));
   } else if (name == "ASSAY_TOKENS") {
     ASSAY_ASSIGN_OR_RETURN(s->tokens, ReadSwitch(name, text));
+  } else if (name == "ASSAY_ARMED") {
+    ASSAY_ASSIGN_OR_RETURN(s->armed, ReadSwitch(name, text));
   } else if (name == "ASSAY_STRICT") {
     ASSAY_ASSIGN_OR_RETURN(s->strict, ReadSwitch(name, text));
   } else if (name == "ASSAY_SEED") {
@@ -505,6 +595,9 @@ std::vector<std::pair<std::string, std::string>> FormatSettings(const Settings& 
   add("ASSAY_SEED", std::to_string(s.seed));
   add("ASSAY_RING", std::to_string(s.ring_steps));
   add("ASSAY_TOKENS", s.tokens ? "on" : "off");
+  add("ASSAY_PROBES", s.probes);
+  add("ASSAY_ATTACH", s.attach);
+  add("ASSAY_ARMED", s.armed ? "on" : "off");
   add("ASSAY_STRICT", s.strict ? "on" : "off");
   return out;
 }

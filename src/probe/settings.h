@@ -1,7 +1,8 @@
 // The settings grammar: one parser for C, the CLI and Python (docs/settings.md).
 //   ASSAY=PROFILE[:SINK]      master gate; empty, "0" or "off" is off
 //   ASSAY_DIR, ASSAY_LEVEL, ASSAY_INCLUDE, ASSAY_EXCLUDE, ASSAY_LAYERS, ASSAY_RANKS, ASSAY_STEPS, ASSAY_BUDGET,
-//   ASSAY_GRIDS, ASSAY_THREADS, ASSAY_SEGMENT, ASSAY_SEED, ASSAY_RING, ASSAY_TOKENS, ASSAY_STRICT
+//   ASSAY_GRIDS, ASSAY_THREADS, ASSAY_SEGMENT, ASSAY_SEED, ASSAY_RING, ASSAY_TOKENS, ASSAY_PROBES, ASSAY_ATTACH,
+//   ASSAY_ARMED, ASSAY_STRICT
 // The parser reads text and nothing else: it opens no file, and a pattern that matches no site is not an error here
 // (the recorder notes it at close). It runs inside host processes: no iostreams, no std::regex, no locale.
 #pragma once
@@ -59,11 +60,14 @@ struct Settings {
   bool head_grid = true;
   int threads = 1;  // of one statistics pass
   int64_t segment_rows = 64;
-  uint64_t seed = 0;        // of sampled rows
-  int64_t sample_rows = 8;  // level sample: rows an event
-  int64_t ring_steps = 0;   // > 0: on-anomaly, keep the last N steps in memory
-  bool tokens = false;      // store token ids (content): RequestInfo::tokens and next_token's payload
-  bool strict = false;      // patterns not found and dropped events are errors at close
+  uint64_t seed = 0;           // of sampled rows
+  int64_t sample_rows = 8;     // level sample: rows an event
+  int64_t ring_steps = 0;      // > 0: on-anomaly, keep the last N steps in memory
+  bool tokens = false;         // store token ids (content): RequestInfo::tokens and next_token's payload
+  std::string probes;          // selectors of a Python host, checked, as given; read by assay.attach
+  std::string attach = "all";  // profiles of a Python host: names joined by commas, "all" or "none"
+  bool armed = true;           // at the start; false: nothing is recorded until somebody arms
+  bool strict = false;         // patterns not found and dropped events are errors at close
   bool on() const { return !profile.empty(); }
 };
 

@@ -69,7 +69,8 @@ Status Open(const assay_options* given, assay_trace** trace) {
   for (uint64_t i = 0; i < options.n_meta; ++i) process.meta.emplace_back(options.meta[i].key, options.meta[i].value);
   auto opened = std::make_unique<assay_trace>();
   ASSAY_ASSIGN_OR_RETURN(opened->recorder, Recorder::Open(settings, process));
-  opened->armed.store(1, std::memory_order_relaxed);
+  opened->recorder->arm(settings.armed);
+  opened->armed.store(settings.armed ? 1 : 0, std::memory_order_relaxed);
   *trace = opened.release();
   return {};
 }
@@ -148,6 +149,11 @@ int assay_add_site(assay_trace* trace, const assay_site_info* info, uint32_t* si
 int assay_wants(assay_trace* trace, uint32_t site, int32_t rank, int64_t step) {
   if (IsOff(trace) || assay_armed(trace) == 0) return 0;
   return trace->recorder->wants(trace->recorder->SiteAt(site), rank, step) ? 1 : 0;
+}
+
+int assay_wants_name(assay_trace* trace, const char* name, int32_t rank, int64_t step) {
+  if (IsOff(trace) || assay_armed(trace) == 0 || name == nullptr) return 0;
+  return trace->recorder->wants(name, rank, step) ? 1 : 0;
 }
 
 int assay_record(assay_trace* trace, const assay_event* event, assay_error* error) {

@@ -1,0 +1,244 @@
+"""Arguments and results of any callable, by a wrapper in its place.
+
+The wrapper stands where the callable is consumed: in its module or class, and under every name in another module that
+was bound to it before (``from x import f``). Callbacks run outside the host's sight: what they raise is counted, and
+what they call themselves is not observed.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import threading
+from collections.abc import Callable
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+from . import compiled
+from .probes import Probe
+from .targets import Place
+
+if TYPE_CHECKING:
+    from .session import Session
+
+inside = threading.local()
+"""``inside.callback`` is True on a thread that runs a callback."""
+
+
+class Call:
+    """One call of an observed callable.
+
+    ``args`` and ``kwargs`` as given, ``function`` the original; ``self`` the first argument (the object of a method);
+    ``state`` keeps what ``before`` leaves for ``after``. ``compiled`` is True inside torch.compile, where args has the
+    tensors and numbers alone.
+    """
+
+    __slots__ = ("args", "compiled", "function", "kwargs", "state", "_bound", "_self")
+
+    def __init__(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.function = function
+        self.args = args
+        self.kwargs = kwargs
+        self.state: dict[str, Any] = {}
+        self.compiled = False
+        self._bound: dict[str, Any] | None = None
+        self._self: Any = None
+
+    @property
+    def self(self) -> Any:
+        return self._self if self.compiled else self.args[0] if self.args else None
+
+    @property
+    def bound(self) -> dict[str, Any]:
+        """Arguments by parameter name, defaults filled in. Made at the first use; a callable without a signature has its
+        positional arguments as arg0, arg1 and so on."""
+        if self._bound is None:
+            try:
+                bound = signature(self.function).bind(*self.args, **self.kwargs)
+                bound.apply_defaults()
+                self._bound = dict(bound.arguments)
+            except (TypeError, ValueError):
+                self._bound = {**{f"arg{i}": v for i, v in enumerate(self.args)}, **self.kwargs}
+        return self._bound
+
+
+@functools.lru_cache(maxsize=None)
+def signature(function: Any) -> inspect.Signature:
+    return inspect.signature(function)
+
+
+Before = Callable[[Call], object]
+After = Callable[[Call, Any], object]
+Around = Callable[[Call, Callable[[], Any]], object]
+
+
+class Listener:
+    """The callbacks of one probe at one callable."""
+
+    __slots__ = ("after", "around", "before", "probe")
+
+    def __init__(self, probe: Probe, before: Before | None, after: After | None, around: Around | None) -> None:
+        self.probe, self.before, self.after, self.around = probe, before, after, around
+
+
+class Site:
+    """A wrapped callable and who listens to it."""
+
+    def __init__(self, session: Session, original: Any, label: str) -> None:
+        self.session = session
+        self.original = original
+        self.label = label
+        self.listeners: list[Listener] = []
+        self.number = compiled.register(self)
+        self.wrapper: Any = None
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call, observed. What the original raises passes unchanged."""
+        call, listeners = self._enter(args, kwargs)
+        for listener in listeners:
+            if listener.around is not None:
+                return self._run_around(call, listener.around)
+        result = self.original(*args, **kwargs)
+        self._leave(call, listeners, result)
+        return result
+
+    async def run_async(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        call, listeners = self._enter(args, kwargs)
+        result = await self.original(*args, **kwargs)
+        self._leave(call, listeners, result)
+        return result
+
+    def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, list[Listener]]:
+        call = Call(self.original, args, kwargs)
+        listeners = self.listeners
+        for listener in listeners:
+            listener.probe.fired += 1
+            if listener.before is not None:
+                self._callback(listener.before, call)
+        return call, listeners
+
+    def _leave(self, call: Call, listeners: list[Listener], result: Any) -> None:
+        for listener in listeners:
+            if listener.after is not None:
+                self._callback(listener.after, call, result)
+
+    def _callback(self, function: Callable[..., object], *arguments: Any) -> None:
+        inside.callback = True
+        try:
+            function(*arguments)
+        except Exception as problem:
+            self.session.failed(self.label, problem)
+        finally:
+            inside.callback = False
+
+    def _run_around(self, call: Call, around: Around) -> Any:
+        """The callable runs exactly once, whatever ``around`` does, and its outcome is the host's."""
+        outcome: list[Any] = []
+        error: list[BaseException] = []
+
+        def proceed() -> Any:
+            if error:
+                raise error[0]
+            if not outcome:
+                inside.callback = False
+                try:
+                    outcome.append(self.original(*call.args, **call.kwargs))
+                except BaseException as problem:
+                    error.append(problem)
+                    raise
+                finally:
+                    inside.callback = True
+                self._leave(call, self.listeners, outcome[0])
+                inside.callback = True
+            return outcome[0]
+
+        inside.callback = True
+        try:
+            around(call, proceed)
+        except BaseException as problem:
+            if not error and isinstance(problem, Exception):
+                self.session.failed(self.label, problem)
+            elif not error:
+                raise
+        finally:
+            inside.callback = False
+        if not outcome and not error:
+            return self.original(*call.args, **call.kwargs)
+        if error:
+            raise error[0]
+        return outcome[0]
+
+    def observe_compiled(self, when: str, label: str, names: list[str], values: list[Any]) -> None:
+        """What a compiled graph delivers instead of run()."""
+        call = Call(self.original, tuple(values), {})
+        call.compiled = True
+        call._self = self.session.labelled(label)
+        call._bound = dict(zip(names, values))
+        result: Any = values[0] if len(values) == 1 else tuple(values)
+        for listener in self.listeners:
+            if when == "before":
+                listener.probe.fired += 1
+                if listener.before is not None:
+                    self._callback(listener.before, call)
+            elif listener.after is not None:
+                self._callback(listener.after, call, result)
+
+
+def _wrapper_of(site: Site) -> Any:
+    original = site.original
+    number = site.number
+
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        if compiled.is_compiling():
+            compiled.observe_call(number, "before", args, kwargs)
+            result = original(*args, **kwargs)
+            compiled.observe_result(number, args, result)
+            return result
+        if getattr(inside, "callback", False):
+            return original(*args, **kwargs)
+        return site.run(args, kwargs)
+
+    async def asynchronous(*args: Any, **kwargs: Any) -> Any:
+        if getattr(inside, "callback", False):
+            return await original(*args, **kwargs)
+        return await site.run_async(args, kwargs)
+
+    wrapper: Any = asynchronous if inspect.iscoroutinefunction(original) else plain
+    functools.update_wrapper(wrapper, original)
+    wrapper._assay_site = site
+    return wrapper
+
+
+def wrap(session: Session, place: Place, label: str) -> Site:
+    """The site of the callable at the place; put there when it is not yet (a reload makes a new one)."""
+    function = place.function
+    known = getattr(function, "_assay_site", None)
+    if isinstance(known, Site):
+        return known
+    site = Site(session, function, label)
+    site.wrapper = _wrapper_of(site)
+    put: Any = site.wrapper
+    if isinstance(place.raw, (staticmethod, classmethod)):
+        put = type(place.raw)(put)
+    elif isinstance(place.owner, type) and not isinstance(place.raw, FunctionType):
+        put = staticmethod(put)  # a built-in or an object in a class does not bind
+    setattr(place.owner, place.name, put)
+    if isinstance(place.owner, ModuleType):
+        rebind(function, site.wrapper)
+    return site
+
+
+def rebind(old: Any, new: Any) -> int:
+    """Puts ``new`` under every module-level name that is bound to ``old``; the number of names. Copies elsewhere (in a
+    dictionary, a default, a closure) are not found."""
+    count = 0
+    for module in list(sys.modules.values()):
+        names = getattr(module, "__dict__", None)
+        if not isinstance(names, dict):
+            continue
+        for name, value in list(names.items()):
+            if value is old and name != "__wrapped__":
+                names[name] = new
+                count += 1
+    return count

@@ -1,0 +1,89 @@
+"""What the selectors of ASSAY_PROBES record."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from . import selectors
+from .calls import Call
+
+if TYPE_CHECKING:
+    from .session import Session
+
+_LAYER = re.compile(r"\blayers?\.(\d+)\b|\bh\.(\d+)\b|\bblocks\.(\d+)\b")
+
+
+def layer_of(owner: Any) -> int | None:
+    """The layer that an object's name tells: a module's place in its root, vLLM's prefix or layer_name."""
+    for attribute in ("_assay_label", "prefix", "layer_name"):
+        text = getattr(owner, attribute, None)
+        if isinstance(text, str):
+            match = _LAYER.search(text)
+            if match:
+                return int(next(g for g in match.groups() if g is not None))
+    index = getattr(owner, "layer_idx", None)
+    return index if isinstance(index, int) else None
+
+
+def tensors_of(name: str, value: Any) -> list[tuple[str, Any]]:
+    """The tensors of a value, with names: those of a tuple, list or dictionary one by one."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return [(name, value)]
+    if isinstance(value, (tuple, list)):
+        found = [pair for i, v in enumerate(value) for pair in tensors_of(f"{name}.{i}", v)]
+        return [(name, found[0][1])] if len(found) == 1 else found
+    if isinstance(value, dict):
+        return [pair for k, v in value.items() for pair in tensors_of(f"{name}.{k}", v)]
+    return []
+
+
+def record_all(session: Session, name: str, value: Any, layer: int | None) -> None:
+    for full, tensor in tensors_of(name, value):
+        session.record(full, tensor, layer=layer)
+
+
+def observe_modules(session: Session, selector: selectors.Selector) -> None:
+    def before(module: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for i, value in enumerate([*args, *kwargs.values()]):
+            record_all(session, f"{name or 'model'}.in" + (f".{i}" if i else ""), value, None)
+
+    def then(module: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        record_all(session, f"{name or 'model'}.out", result, None)
+
+    probe = session._new_probe(selector.text, True, True, None)
+    probe.detail = "no module was called"
+
+    def root(module: Any) -> None:
+        from . import modules
+
+        modules.observe(session, module, selector.target, then, before, probe)
+        session._tell(probe)
+
+    session.when_root(root)
+
+
+def observe_call(session: Session, selector: selectors.Selector) -> None:
+    name = selector.target.replace(":", ".")
+
+    def before(call: Call) -> None:
+        layer = layer_of(call.self)
+        for argument, value in call.bound.items():
+            record_all(session, f"{name}.{argument}", value, layer)
+
+    def after(call: Call, result: Any) -> None:
+        record_all(session, f"{name}.result", result, layer_of(call.self))
+
+    session.wrap(selector.target, before=before, after=after, label=selector.text, requested=True)
+
+
+def observe_local(session: Session, selector: selectors.Selector) -> None:
+    name = selector.target.replace(":", ".")
+
+    def then(values: dict[str, object], call: Call) -> None:
+        for variable, value in values.items():
+            record_all(session, f"{name}.{variable}", value, layer_of(call.self))
+
+    session.locals(selector.target, [selector.name], then, label=selector.text, requested=True)

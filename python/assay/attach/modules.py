@@ -1,0 +1,215 @@
+"""Inputs and outputs of modules, by glob over named_modules, and finding the root modules of a program.
+
+A module is observed by a wrapper around its class's forward, which knows its modules by a number that each carries.
+Hooks would take the slow path of Module.__call__, and compiled code does not look for hooks; the wrapper is traced with
+the rest of the module. Nothing is put into a module but that number.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from . import compiled
+from .calls import inside
+from .probes import Probe, nearest
+
+if TYPE_CHECKING:
+    from .session import Session
+
+# then(module, name, args, kwargs, result); before(module, name, args, kwargs)
+Then = Callable[[Any, str, tuple[Any, ...], dict[str, Any], Any], object]
+Before = Callable[[Any, str, tuple[Any, ...], dict[str, Any]], object]
+
+_lock = threading.RLock()
+
+
+class Modules:
+    """What session.modules() found: ``names`` of the observed modules, in the order of named_modules."""
+
+    def __init__(self, probe: Probe, names: tuple[str, ...]) -> None:
+        self.probe = probe
+        self.names = names
+
+
+class _Watched:
+    """One observed module."""
+
+    __slots__ = ("befores", "label", "name", "number", "session", "thens")
+
+    def __init__(self, session: Session, name: str, label: str) -> None:
+        self.session = session
+        self.name = name
+        self.label = label
+        self.thens: list[tuple[Probe, Then]] = []
+        self.befores: list[tuple[Probe, Before]] = []
+        self.number = -1
+
+    def enter(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        inside.callback = True
+        try:
+            for probe, before in self.befores:
+                probe.fired += 1
+                before(module, self.name, args, kwargs)
+        except Exception as problem:
+            self.session.failed(self.name, problem)
+        finally:
+            inside.callback = False
+
+    def leave(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        inside.callback = True
+        try:
+            for probe, then in self.thens:
+                probe.fired += 1
+                then(module, self.name, args, kwargs, result)
+        except Exception as problem:
+            self.session.failed(self.name, problem)
+        finally:
+            inside.callback = False
+
+    def observe_compiled(self, when: str, label: str, names: list[str], values: list[Any]) -> None:
+        module = self.session.labelled(label)
+        if when == "before":
+            self.enter(module, tuple(values), {})
+        else:
+            self.leave(module, (), {}, values[0] if len(values) == 1 else tuple(values))
+
+
+_watched: list[_Watched] = []
+
+
+def _wrap_forward(kind: Any) -> None:
+    """Puts the wrapper around the class's forward, once."""
+    original = getattr(kind, "forward", None)
+    if original is None or "_assay_forward" in vars(kind):
+        return
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        number = self._assay_number
+        if number < 0 or type(self) is not kind:
+            return original(self, *args, **kwargs)
+        if compiled.is_compiling():
+            compiled.observe_module(number, "before", self._assay_label, args)
+            result = original(self, *args, **kwargs)
+            compiled.observe_module(number, "after", self._assay_label, result)
+            return result
+        if getattr(inside, "callback", False):
+            return original(self, *args, **kwargs)
+        watched = _watched[number]
+        if watched.befores:
+            watched.enter(self, args, kwargs)
+        result = original(self, *args, **kwargs)
+        if watched.thens:
+            watched.leave(self, args, kwargs, result)
+        return result
+
+    functools.update_wrapper(forward, original)
+    kind.forward = forward
+    kind._assay_forward = True
+
+
+def _watch(session: Session, module: Any, name: str, prefix: str) -> _Watched:
+    number = getattr(module, "_assay_number", -1)
+    if number >= 0:
+        return _watched[number]
+    watched = _Watched(session, name, session.label(module, prefix + name))
+    with _lock:
+        watched.number = compiled.register(watched)
+        while len(_watched) <= watched.number:
+            _watched.append(watched)
+        _watched[watched.number] = watched
+    import torch
+
+    base: Any = torch.nn.Module
+    if not hasattr(base, "_assay_number"):
+        base._assay_number = -1
+    _wrap_forward(type(module))
+    object.__setattr__(module, "_assay_number", watched.number)
+    return watched
+
+
+def observe(
+    session: Session,
+    root: Any,
+    patterns: str | Sequence[str],
+    then: Then | None,
+    before: Before | None,
+    probe: Probe,
+    prefix: str = "",
+) -> Modules:
+    """Observes the modules under ``root`` whose qualified names match a glob; the root's own name is ""."""
+    globs = [patterns] if isinstance(patterns, str) else list(patterns)
+    found = []
+    every = dict(root.named_modules())
+    for name, module in every.items():
+        if not any(fnmatch.fnmatchcase(name, g) for g in globs):
+            continue
+        if "forward" in vars(module):
+            probe.detail = f"{name}.forward is replaced on the module itself and is not observed"
+            continue
+        watched = _watch(session, module, name, prefix)
+        if then is not None:
+            watched.thens.append((probe, then))
+        if before is not None:
+            watched.befores.append((probe, before))
+        found.append(name)
+    if found:
+        if probe.state != "attached":
+            probe.state, probe.detail = "attached", ""
+    elif probe.state == "waiting":
+        near = "".join(nearest(g, every) for g in globs)
+        probe.not_found(f"no module of {type(root).__name__} has such a name{near}")
+    return Modules(probe, tuple(found))
+
+
+class Roots:
+    """Finds root modules: a module that is called, or given to torch.compile, before any module that contains it.
+
+    Each module is looked at once: all modules under a root are marked before it runs.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._callbacks: list[Callable[[Any], object]] = []
+        self._installed = False
+
+    def when_root(self, then: Callable[[Any], object]) -> None:
+        self._callbacks.append(then)
+        if not self._installed:
+            self._installed = True
+            self._session.when_imported("torch", self._install)
+
+    def found(self, root: Any) -> None:
+        with _lock:
+            if vars(root).get("_assay_seen"):
+                return
+            for module in root.modules():
+                object.__setattr__(module, "_assay_seen", True)
+        for then in self._callbacks:
+            self._session.guard(f"root module {type(root).__name__}", then, root)
+
+    def _install(self, torch: Any) -> None:
+        kind = torch.nn.Module
+        if "_assay_seen" in vars(kind):
+            return
+        kind._assay_seen = False
+        call, compile_ = kind.__call__, torch.compile
+        roots = self
+
+        def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._assay_seen:
+                roots._session.guard("finding root modules", roots.found, self)
+            return call(self, *args, **kwargs)
+
+        @functools.wraps(compile_)
+        def compile(model: Any = None, *args: Any, **kwargs: Any) -> Any:
+            owner = model if isinstance(model, kind) else getattr(model, "__self__", None)
+            if isinstance(owner, kind):
+                roots._session.guard("finding root modules", roots.found, owner)
+            return compile_(model, *args, **kwargs)
+
+        kind.__call__ = functools.wraps(call)(__call__)
+        torch.compile = compile

@@ -1,0 +1,30 @@
+"""Whose the rows of a step's tensors are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .._trace import Run
+
+
+class Rows:
+    """The rows of the step under way, shared by all tensors of the step.
+
+    runs: Run(request, first_row, n_rows, first_position, padding) or tuples, in row order; n_rows: rows of such a
+    tensor, padding included (the sum of the runs when left out); step, phase: as of Trace.record().
+    """
+
+    __slots__ = ("n_rows", "phase", "runs", "step")
+
+    def __init__(
+        self,
+        runs: Sequence[Run | tuple[int, ...]],
+        *,
+        n_rows: int | None = None,
+        step: int | None = None,
+        phase: str = "unknown",
+    ) -> None:
+        self.runs = [Run(*run) for run in runs]
+        self.n_rows = sum(run.n_rows for run in self.runs) if n_rows is None else n_rows
+        self.step = step
+        self.phase = phase
