@@ -1,0 +1,287 @@
+"""What can be seen at vLLM's attention boundary, in eager and in compiled runs alike.
+
+vLLM registers attention as an opaque operation, so that torch.compile leaves its Python code alone: what is read here
+is read without touching a compiled graph. The classes that run are found from the layers as they are built (the
+backend is chosen then), and their methods are patched in the class of the method resolution order that defines them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from assay import Run
+
+from ..rows import Rows
+from .vllm_steps import Recorder
+
+MLA = "vllm.model_executor.layers.attention.mla_attention:MLAAttention"
+ATTENTION = "vllm.model_executor.layers.attention.attention:Attention"
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+
+
+def layer_of(name: str) -> int | None:
+    """``model.layers.3.self_attn.attn`` -> 3."""
+    found = _LAYER.search(name)
+    return int(found.group(1)) if found else None
+
+
+def given(call: Any, index: int, name: str) -> Any:
+    """An argument by its place or name; binding the signature would cost more than the recording."""
+    return call.args[index] if len(call.args) > index else call.kwargs.get(name)
+
+
+def part_of(rows: Rows | None, first: int, count: int) -> Rows | None:
+    """Rows first to first + count of a step, numbered from 0."""
+    if rows is None:
+        return None
+    runs = []
+    for run in rows.runs:
+        low, high = max(run.first_row, first), min(run.first_row + run.n_rows, first + count)
+        if low < high:
+            position = run.first_position + low - run.first_row
+            runs.append(Run(run.request, low - first, high - low, position, run.padding))
+    return Rows(runs, n_rows=count, step=rows.step, phase=rows.phase)
+
+
+def defined_at(cls: type, method: str) -> str | None:
+    """Target of session.wrap for the class among cls and its bases that defines the method; None: none does."""
+    for base in cls.__mro__:
+        if method in vars(base):
+            return f"{base.__module__}:{base.__qualname__}.{method}"
+    return None
+
+
+class Attention:
+    """Probes of attention layers, MLA or not."""
+
+    def __init__(self, recorder: Recorder, shard: Callable[[int], dict[str, int]]) -> None:
+        """shard: columns of this rank's part of a tensor cut by heads -> where they lie in the whole."""
+        self._recorder = recorder
+        session = self._session = recorder.session
+        self._shard = shard
+        self._wrapped: set[str] = set()
+        self.heads: dict[int, tuple[int, int, int]] = {}  # layer without MLA -> (nope, rope, value) head sizes
+        self._mla: Any = None  # the MLA layer whose forward_impl is under way
+        self._chunk = 0  # context chunks seen in this call
+        session.wrap(f"{MLA}.__init__", after=self._built)
+        session.wrap(f"{MLA}.forward_impl", before=self._mla_enters, after=self._mla_leaves)
+        session.wrap(f"{MLA}.update_kv_cache", after=self._mla_kv_written)
+        session.wrap(f"{ATTENTION}.__init__", after=self._built)
+
+    # ---- finding what runs
+
+    def _wrap(self, cls: type, method: str, **callbacks: Any) -> None:
+        target = defined_at(cls, method)
+        if target is not None and target not in self._wrapped:
+            self._wrapped.add(target)
+            self._session.wrap(target, **callbacks)
+
+    def _built(self, call: Any, result: Any) -> None:
+        layer = call.self
+        impl = getattr(layer, "impl", None)
+        if impl is None:
+            return
+        session = self._session
+        session.fact("attention.backend", layer.attn_backend.get_name())
+        session.fact("attention.impl", f"{type(impl).__module__}:{type(impl).__qualname__}")
+        session.fact("kv_cache_dtype", getattr(layer, "kv_cache_dtype", "auto"))
+        for name in ("vllm_flash_attn_version", "fa_version"):
+            version = getattr(impl, name, None) or getattr(getattr(layer, "prefill_backend", None), name, None)
+            if version is not None:
+                session.fact("attention.fa_version", version)
+        if not hasattr(layer, "kv_lora_rank"):
+            self._wrap(type(impl), "forward", before=self._enters, after=self._leaves)
+            return
+        session.fact("attention.pad_v", int(bool(getattr(impl, "_pad_v", False))))
+        self._wrap(type(impl), "forward_mqa", before=self._mqa_enters, after=self._mqa_leaves)
+        if getattr(impl, "uses_amx_bmm", False):
+            self._amx_sites(layer)
+            return
+        prefill = getattr(layer, "prefill_backend", None)
+        if prefill is not None:
+            session.fact("attention.prefill_backend", prefill.get_name())
+            self._wrap(type(prefill), "run_prefill_new_tokens", before=self._new_enter, after=self._new_leave)
+            self._wrap(type(prefill), "run_prefill_context_chunk", after=self._context_leaves)
+
+    def _record(self, name: str, layer: int | None, tensor: Any, rows: Rows | None, cut: bool, **fields: Any) -> None:
+        """cut: by heads, over the ranks."""
+        if cut:
+            columns = 1
+            for extent in tensor.shape[1:]:
+                columns *= extent
+            fields.update(self._shard(columns))
+        self._recorder.record(name, tensor, layer, rows, **fields)
+
+    # ---- MLA
+
+    def _mla_enters(self, call: Any) -> None:
+        layer = self._mla = call.self
+        self._chunk = 0
+        number = layer_of(layer.layer_name)
+        rows = self._session.rows
+        q = given(call, 1, "q")
+        q = q.view(q.shape[0], layer.num_heads, -1)
+        nope = layer.qk_nope_head_dim
+        self._record("attn.q", number, q, rows, True)
+        self._record("attn.q_nope", number, q[..., :nope], rows, True)
+        self._record("attn.q_pe", number, q[..., nope:], rows, True)
+        self._record("attn.kv_c_normed", number, given(call, 2, "k_c_normed"), rows, False)
+        k_pe = given(call, 3, "k_pe")
+        self._record("attn.k_pe", number, k_pe.view(k_pe.shape[0], 1, k_pe.shape[-1]), rows, False)
+
+    def _mla_leaves(self, call: Any, result: Any) -> None:
+        layer, self._mla = self._mla, None
+        output = given(call, 6, "output")
+        out = output.view(output.shape[0], layer.num_heads, layer.v_head_dim)
+        self._record("attn.out", layer_of(layer.layer_name), out, self._session.rows, True)
+
+    def _mla_kv_written(self, call: Any, result: Any) -> None:
+        number = layer_of(call.self.layer_name)
+        slots = given(call, 4, "slot_mapping")
+        cache = given(call, 3, "kv_cache")
+        if slots is None or cache.numel() == 0 or not self._session.observed(f"layers.{number}.attn.kv_write"):
+            return
+        slots = slots.flatten()
+        rows = self._session.rows
+        if rows is not None and slots.numel() > rows.n_rows:
+            slots = slots[: rows.n_rows]  # behind them is padding, which is not written
+        flat = cache.view(-1, cache.shape[-1])
+        written = flat[slots.clamp(min=0).long()]
+        scale = getattr(call.self, "_k_scale_float", 1.0)
+        meta = {"kv_cache_dtype": given(call, 6, "kv_cache_dtype"), "kv_scale": scale}
+        self._record("attn.kv_write", number, written, rows, False, compute_dtype=written.dtype, meta=meta)
+
+    def _mqa_enters(self, call: Any) -> None:
+        layer = self._mla
+        q = given(call, 1, "q")
+        latent = q[0] if isinstance(q, tuple) else q[..., : layer.kv_lora_rank]
+        rows = part_of(self._session.rows, 0, latent.shape[0])
+        self._record("attn.q_latent", layer_of(layer.layer_name), latent, rows, True)
+
+    def _mqa_leaves(self, call: Any, result: Any) -> None:
+        layer = self._mla
+        number = layer_of(layer.layer_name)
+        out, lse = result if isinstance(result, tuple) else (result, None)
+        rows = part_of(self._session.rows, 0, out.shape[0])
+        self._record("attn.latent_out", number, out.view(out.shape[0], layer.num_heads, -1), rows, True)
+        if lse is None:
+            self._session.absent("layers.*.attn.lse", "the decode kernel returns none")
+        else:
+            self._record("attn.lse", number, lse.view(out.shape[0], -1), rows, True)
+
+    def _prefill_rows(self, count: int) -> Rows | None:
+        """vLLM puts decodes first: prefill has the last rows of the real ones."""
+        rows = self._session.rows
+        return None if rows is None else part_of(rows, rows.n_rows - count, count)
+
+    def _new_enter(self, call: Any) -> None:
+        layer = self._mla
+        if layer is None:
+            return
+        number = layer_of(layer.layer_name)
+        k, v = given(call, 2, "k"), given(call, 3, "v")
+        rows = self._prefill_rows(k.shape[0])
+        self._record("attn.k", number, k, rows, True)
+        self._record("attn.k_nope", number, k[..., : layer.qk_nope_head_dim], rows, True)
+        self._record("attn.v", number, v[..., : layer.v_head_dim], rows, True)
+
+    def _new_leave(self, call: Any, result: Any) -> None:
+        layer = self._mla
+        if layer is None:
+            return
+        number = layer_of(layer.layer_name)
+        if not isinstance(result, tuple):
+            self._session.absent("layers.*.attn.lse", "prefill without context asks the kernel for none")
+            return
+        # With context, which is chunk 0 and above, the new tokens are the last chunk.
+        out, lse = result[:2]
+        rows = self._prefill_rows(out.shape[0])
+        last = self._n_context_chunks()
+        own = [f"{r.first_position}:{r.first_position + r.n_rows}" for r in rows.runs] if rows else []
+        keys = {"causal": 1, "keys": ",".join(own)}
+        self._record(f"attn.chunk.{last}.out", number, out[..., : layer.v_head_dim], rows, True, meta=keys)
+        self._record(f"attn.chunk.{last}.lse", number, lse.transpose(0, 1), rows, True, meta=keys)
+
+    def _n_context_chunks(self) -> int:
+        from vllm.forward_context import get_forward_context
+
+        metadata = get_forward_context().attn_metadata
+        metadata = metadata[self._mla.layer_name] if isinstance(metadata, dict) else metadata
+        return len(metadata.prefill.chunked_context.chunks)
+
+    def _context_leaves(self, call: Any, result: Any) -> None:
+        layer = self._mla
+        if layer is None:
+            return
+        number, chunk = layer_of(layer.layer_name), given(call, 1, "chunk")
+        out, lse = result[:2]
+        first = chunk.token_slice.start or 0
+        rows = self._session.rows
+        if rows is not None:
+            n_prefill = sum(r.n_rows for r in rows.runs) - self._n_decode_rows()
+            rows = part_of(rows, rows.n_rows - n_prefill + first, out.shape[0])
+        bounds = chunk.starts.tolist(), (chunk.cu_seq_lens[1:] - chunk.cu_seq_lens[:-1]).tolist()
+        keys = {"causal": 0, "keys": ",".join(f"{a}:{a + n}" for a, n in zip(*bounds))}
+        self._record(f"attn.chunk.{self._chunk}.out", number, out[..., : layer.v_head_dim], rows, True, meta=keys)
+        self._record(f"attn.chunk.{self._chunk}.lse", number, lse.transpose(0, 1), rows, True, meta=keys)
+        self._chunk += 1
+
+    def _n_decode_rows(self) -> int:
+        from vllm.forward_context import get_forward_context
+
+        metadata = get_forward_context().attn_metadata
+        metadata = metadata[self._mla.layer_name] if isinstance(metadata, dict) else metadata
+        return int(metadata.num_decode_tokens)
+
+    # ---- MLA whose prefill works in the latent space, on AMX
+
+    def _amx_sites(self, layer: Any) -> None:
+        for site in ("k", "k_nope", "v", "lse"):
+            self._session.absent(f"layers.*.attn.{site}", "AMX_MLA works in the latent space, prefill too")
+        self._session.wrap("vllm._custom_ops:cpu_mla_extend", after=self._extended)
+
+    def _extended(self, call: Any, result: Any) -> None:
+        layer = self._mla
+        if layer is None:
+            return
+        number = layer_of(layer.layer_name)
+        q, out = call.args[0], call.args[3]
+        rows = self._prefill_rows(q.shape[0])
+        self._record("attn.q_latent", number, q[..., : layer.kv_lora_rank], rows, True)
+        self._record("attn.latent_out", number, out, rows, True)
+
+    # ---- all others
+
+    def _enters(self, call: Any) -> None:
+        layer = given(call, 1, "layer")
+        number = layer_of(layer.layer_name)
+        rows = self._session.rows
+        q = _by_heads(given(call, 2, "query"), layer.num_heads)
+        k = _by_heads(given(call, 3, "key"), layer.num_kv_heads)
+        v = _by_heads(given(call, 4, "value"), layer.num_kv_heads)
+        if number in self.heads:  # latent attention, materialised: v comes padded to the width of k
+            nope, _, value = self.heads[number]
+            if q is not None and k is not None and v is not None:
+                self._record("attn.q_nope", number, q[..., :nope], rows, True)
+                self._record("attn.q_pe", number, q[..., nope:], rows, True)
+                self._record("attn.k_nope", number, k[..., :nope], rows, True)
+                self._record("attn.k_pe", number, k[:, :1, nope:], rows, False)
+                self._session.fact("attention.pad_v", int(v.shape[-1] != value))
+                v = v[..., :value]
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            if tensor is not None:
+                self._record(f"attn.{name}", number, tensor, rows, True)
+
+    def _leaves(self, call: Any, result: Any) -> None:
+        layer = given(call, 1, "layer")
+        number = layer_of(layer.layer_name)
+        out = _by_heads(given(call, 7, "output"), layer.num_heads)
+        if number in self.heads:
+            out = out[..., : self.heads[number][2]]
+        self._record("attn.out", number, out, self._session.rows, True)
+
+
+def _by_heads(tensor: Any, heads: int) -> Any:
+    return None if tensor is None else tensor.view(tensor.shape[0], heads, -1)

@@ -1,0 +1,139 @@
+"""Whose the rows of a vLLM step are.
+
+The model runner knows: its input batch has, for each scheduled request, the prompt's tokens, how many tokens are
+computed already and how many are scheduled now. They are read when the runner has prepared its inputs, in every
+worker by itself; all ranks see the same batch. Passes without requests (profiling, warm-up, graph capture) are marked
+as what they are.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+import assay
+from assay import Run
+
+from ..rows import Rows
+from ..session import Session
+
+RUNNERS = (
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner",  # CPU's runner inherits it
+)
+
+_EQUAL_PROMPTS_KEPT = 65536  # different prompts whose number of occurrences is remembered
+
+
+@dataclass
+class Sampled:
+    """The rows of the step whose logits are computed: one a request, the last scheduled token of each."""
+
+    runs: list[Run]
+    final: list[bool]  # whether the request samples a token here: not in the middle of its prompt
+
+
+@dataclass
+class _Batch:
+    """One step's requests in the order of their rows."""
+
+    runs: list[Run] = field(default_factory=list)
+    phase: str = "unknown"
+    sampled: Sampled | None = None
+
+
+class Steps:
+    """Keeps session.rows up to date. ``sampled``: the rows of its logits."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._keys: dict[str, int] = {}  # the engine's id of a live request -> key
+        self._seen: OrderedDict[int, int] = OrderedDict()  # key of a prompt -> how often it came
+        self._step = -1
+        self.sampled: Sampled | None = None
+        for runner in RUNNERS:
+            session.wrap(f"{runner}._prepare_inputs", after=self._prepared)
+            session.wrap(f"{runner}._dummy_run", before=self._dummy_begins, after=self._dummy_ends)
+            session.wrap(f"{runner}.execute_model", before=self._begins)
+
+    # ---- callbacks
+
+    def _begins(self, call: Any) -> None:
+        for gone in call.bound["scheduler_output"].finished_req_ids:
+            self._keys.pop(gone, None)
+
+    def _prepared(self, call: Any, result: Any) -> None:
+        scheduled = [int(n) for n in call.bound["num_scheduled_tokens"]]
+        batch = self._read(call.self.input_batch, scheduled)
+        self._step += 1
+        self.sampled = batch.sampled
+        self._session.rows = Rows(batch.runs, step=self._step, phase=batch.phase)
+
+    def _dummy_begins(self, call: Any) -> None:
+        arguments = call.bound
+        capturing = bool(arguments.get("is_graph_capturing"))
+        n = int(arguments["num_tokens"])
+        phase = "capture" if capturing else "warmup" if arguments.get("is_profile") else "dummy"
+        self._session.rows = Rows([Run(0, 0, n, 0, True)], phase=phase)
+        self.sampled = None
+
+    def _dummy_ends(self, call: Any, result: Any) -> None:
+        self._session.rows = None
+
+    # ---- the batch
+
+    def _read(self, batch: Any, scheduled: list[int]) -> _Batch:
+        found = _Batch(sampled=Sampled([], []))
+        assert found.sampled is not None
+        decodes = prefills = 0
+        row = 0
+        for i, n in enumerate(scheduled):
+            prompt = int(batch.num_prompt_tokens[i])
+            computed = int(batch.num_computed_tokens_cpu[i])
+            key = self._key(str(batch.req_ids[i]), batch, i, prompt)
+            found.runs.append(Run(key, row, n, computed))
+            found.sampled.runs.append(Run(key, i, 1, computed + n - 1))
+            found.sampled.final.append(computed + n >= prompt)
+            decodes += computed >= prompt
+            prefills += computed < prompt
+            row += n
+        found.phase = "mixed" if decodes and prefills else "decode" if decodes else "prefill"
+        return found
+
+    def _key(self, request: str, batch: Any, i: int, n_prompt: int) -> int:
+        key = self._keys.get(request)
+        if key is None:
+            tokens = batch.token_ids_cpu[i, :n_prompt].tolist()
+            first = assay.request_key(tokens)
+            ordinal = self._seen.pop(first, 0)
+            self._seen[first] = ordinal + 1
+            if len(self._seen) > _EQUAL_PROMPTS_KEPT:
+                self._seen.popitem(last=False)
+            trace = self._session.trace()
+            key = trace.request(tokens, ordinal, engine_id=request) if trace else assay.request_key(tokens, ordinal)
+            self._keys[request] = key
+        return key
+
+
+class Recorder:
+    """Session.record() for tensors of a step, which may have more rows than tokens: the rest is padding."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._padded: tuple[Rows | None, int, Rows | None] = (None, 0, None)
+
+    def record(self, name: str, tensor: Any, layer: int | None = None, rows: Rows | None = None, **fields: Any) -> None:
+        """rows: those of the step when left out."""
+        session = self.session
+        if rows is None:
+            rows = session.rows
+        if rows is not None and tensor.ndim and tensor.shape[0] > rows.n_rows:
+            rows = self._pad(rows, tensor.shape[0])
+        session.record(name, tensor, layer=layer, rows=rows, **fields)
+
+    def _pad(self, rows: Rows, n: int) -> Rows:
+        if self._padded[0] is not rows or self._padded[1] != n or self._padded[2] is None:
+            padding = Run(0, rows.n_rows, n - rows.n_rows, 0, True)
+            self._padded = (rows, n, Rows([*rows.runs, padding], step=rows.step, phase=rows.phase))
+        assert self._padded[2] is not None
+        return self._padded[2]
