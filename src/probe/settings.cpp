@@ -165,7 +165,9 @@ Result<IntervalSet> ReadIntervals(std::string_view variable, std::string_view te
 }
 
 // What the C library's matcher can be made to do with a hostile pattern is bounded here: no back references
-// (exponential time) and a bounded product of repetition counts (memory).
+// (exponential time) and a bounded product of repetition counts (memory). The library expands x{n,m} into m copies of
+// x, x{n,} into n + 1 and x+ into 2, and copies nest, as in (x+)+ or x++: the product over the whole pattern bounds
+// them, nested or not. A plus sign in a bracket counts too, which refuses a little more than it must.
 Status CheckRegex(const Cursor& cursor, size_t start, const std::string& pattern) {
   constexpr size_t kMaxLength = 512;
   constexpr uint64_t kMaxRepetition = 1000;
@@ -177,19 +179,20 @@ Status CheckRegex(const Cursor& cursor, size_t start, const std::string& pattern
       if (pattern[i] >= '1' && pattern[i] <= '9') {
         return cursor.Expected("a regular expression without back references", start + i);
       }
-    } else if (pattern[i] == '{') {
-      uint64_t count = 1;
-      for (size_t j = i + 1; j < pattern.size() && pattern[j] != '}'; ++j) {
+    } else if (pattern[i] == '{' || pattern[i] == '+') {
+      uint64_t count = pattern[i] == '+' ? 2 : 1;
+      for (size_t j = i + 1; pattern[i] == '{' && j < pattern.size() && pattern[j] != '}'; ++j) {
         uint64_t value = 0;
         const auto [stop, error] = std::from_chars(pattern.data() + j, pattern.data() + pattern.size(), value);
         if (error == std::errc::result_out_of_range) value = kMaxRepetition + 1;
         if (stop == pattern.data() + j) continue;
-        count = std::max(count, value);
+        const bool open_ended = std::string_view(stop, pattern.data() + pattern.size()).starts_with(",}");
+        count = std::max(count, value + (open_ended ? 1 : 0));
         j = static_cast<size_t>(stop - pattern.data()) - 1;
       }
       product = count > kMaxRepetition ? kMaxRepetition + 1 : product * count;
       if (product > kMaxRepetition) {
-        return cursor.Expected("repetition counts whose product is at most 1000", start + i);
+        return cursor.Expected("repetition counts (+ is 2) whose product is at most 1000", start + i);
       }
     }
   }

@@ -108,6 +108,13 @@ TEST(Settings, BadPatternsAreRefusedWithTheirColumn) {
             std::string::npos);
   EXPECT_NE(ErrorOf("ASSAY_INCLUDE=/(a)\\1/").find("without back references"), std::string::npos);
   EXPECT_NE(ErrorOf("ASSAY_INCLUDE=/(a{100}){100}/").find("product is at most 1000"), std::string::npos);
+  // Each of these doubles what the C library builds; twenty of them would take gigabytes.
+  EXPECT_NE(ErrorOf("ASSAY_INCLUDE=/a++++++++++++++++++++/").find("product is at most 1000"), std::string::npos);
+  EXPECT_NE(ErrorOf("ASSAY_INCLUDE=/((((((((((a+)+)+)+)+)+)+)+)+)+/").find("product is at most 1000"),
+            std::string::npos);
+  EXPECT_NE(ErrorOf("ASSAY_INCLUDE=/((((((((((a{1,}){1,}){1,}){1,}){1,}){1,}){1,}){1,}){1,}){1,}/").find("1000"),
+            std::string::npos);
+  EXPECT_EQ(ErrorOf("ASSAY_INCLUDE=/layers\\.[0-9]+\\.attn\\.(q|k)+_[a-z]+/"), "accepted");
 }
 
 TEST(Settings, UnknownVariableNamesTheNearestKnownOne) {
