@@ -272,6 +272,7 @@ std::optional<Explanation> ExplainRotation(const Subject& s, const Raw& raw, con
   for (double& p : back) p = -p;
   if (Fits(s, Turn(before, back, r)))
     return Explanation{fault_class::kRopeForm, "fits a rotation in the other direction"};
+  if (auto why = ExplainRowWalk(s, r, before, positions)) return why;
   if (auto why = ExplainPositions(s, r, before, d)) return why;
   if (r.spec.scaling != oracle::RopeScaling::kDefault &&
       other([](Rotation& x) { x.spec.scaling = oracle::RopeScaling::kDefault; })) {
