@@ -317,11 +317,10 @@ void JudgeProduct(Subject& s, const LinearSite& site) {
   multiply.inputs = {layer->input, {layer->weight, layer->weight_tensor}};
   const size_t plain_size = layer->input.tensor->values.size();
   // Rereading an operand applies to what is used as it was recorded.
-  multiply.run = [&, first = true](std::span<const Array> in) mutable -> Result<oracle::Computed> {
+  multiply.run = [&](std::span<const Array> in) -> Result<oracle::Computed> {
     const bool use_x = !layer->quantised_input && in[0].values.size() == static_cast<size_t>(layer->x.size()) &&
                        plain_size == in[0].values.size();
     const bool use_w = layer->weight_tensor != nullptr && in[1].values.size() == static_cast<size_t>(layer->w.size());
-    first = false;
     return product(use_x ? Array{layer->x.shape, in[0].values} : layer->x,
                    use_w ? Array{layer->w.shape, in[1].values} : layer->w);
   };
