@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 
 #include "tensor/decode.h"
 
@@ -19,30 +20,146 @@ int ExponentOf(double value) {
   return 63 - std::countl_zero(magnitude) + kLowest;  // subnormal: the leading bit is the exponent
 }
 
+// Groups of eight local columns, row after row; one of every 2^shift is taken, which one is hashed.
+struct Sampling {
+  uint64_t per_row, groups;
+  int shift = 0;
+
+  Sampling(const Layout& layout, int64_t n_rows)
+      : per_row(static_cast<uint64_t>((layout.cols + kLanes - 1) / kLanes)),
+        groups(per_row * static_cast<uint64_t>(n_rows)) {
+    while ((groups >> shift) > static_cast<uint64_t>(kHistogramGroups)) ++shift;
+  }
+  // Calls take(row from 0, column) for each group taken.
+  template <class Take>
+  void Each(const Take& take) const {
+    const uint64_t mask = (uint64_t{1} << shift) - 1;
+    for (uint64_t k = 0; k << shift < groups; ++k) {
+      const uint64_t group = (k << shift) + (shift == 0 ? 0 : Mix64(k + 1) & mask);
+      if (group >= groups) break;
+      const uint64_t row = groups == per_row ? 0 : group / per_row;
+      take(static_cast<int64_t>(row), static_cast<int64_t>(group - row * per_row) * kLanes);
+    }
+  }
+};
+
+constexpr size_t kMaxSamples = static_cast<size_t>(kHistogramGroups * kLanes);
+
+// Sixteen exponent fields at a time; the compiler has such vectors on every machine.
+using Bytes = uint8_t __attribute__((vector_size(16)));
+
+// How many of n fields (n a multiple of 16, at most kMaxSamples) are `field`. Lanes count to 32 at most.
+int CountOf(const uint8_t* fields, size_t n, uint8_t field) {
+  Bytes sums = {};
+  for (size_t i = 0; i < n; i += sizeof(Bytes)) {
+    Bytes some;
+    std::memcpy(&some, fields + i, sizeof(some));
+    sums -= reinterpret_cast<Bytes>(some == field);
+  }
+  uint64_t halves[2];
+  std::memcpy(halves, &sums, sizeof(halves));
+  uint64_t total = 0;
+  for (const uint64_t half : halves) {
+    const uint64_t pairs = (half & 0x00ff00ff00ff00ffu) + (half >> 8 & 0x00ff00ff00ff00ffu);
+    total += pairs * 0x0001000100010001u >> 48;
+  }
+  return static_cast<int>(total);
+}
+
+// Types whose exponents are counted from their fields, where rows are contiguous: what a decoder mostly consists of,
+// and at one row a step the histogram would cost as much as all the rest.
+template <class Word, int kMantissa, int kBias>
+struct Binary {
+  using word = Word;
+  static constexpr int kFieldMax = (1 << (static_cast<int>(sizeof(Word)) * 8 - 1 - kMantissa)) - 1;
+  static constexpr int kExponentBias = kBias;
+  static constexpr int kMantissaBits = kMantissa;
+  static uint8_t FieldOf(Word bits) { return static_cast<uint8_t>(bits >> kMantissa & kFieldMax); }
+  static uint32_t MantissaOf(Word bits) { return static_cast<uint32_t>(bits & ((Word{1} << kMantissa) - 1)); }
+};
+using Bf16Bits = Binary<uint16_t, 7, 127>;
+using F16Bits = Binary<uint16_t, 10, 15>;
+using F32Bits = Binary<uint32_t, 23, 127>;
+
+template <class Bits>
+void SampleContiguous(const Layout& layout, int64_t first_row, const Sampling& sampling, Stats* stats) {
+  constexpr auto kTop = static_cast<uint8_t>(Bits::kFieldMax);  // not finite
+  typename Bits::word values[kMaxSamples];
+  const auto* data = static_cast<const uint8_t*>(layout.data);
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(values[0]));
+  size_t n = 0;
+  sampling.Each([&](int64_t row, int64_t col) {
+    const int64_t some = std::min<int64_t>(kLanes, layout.cols - col);
+    const int64_t at = layout.offset_elems + (first_row + row) * layout.row_stride + col;
+    std::memcpy(values + n, data + at * kBytes, static_cast<size_t>(some * kBytes));
+    n += static_cast<size_t>(some);
+  });
+  stats->histogram_samples = n;
+  const size_t padded = (n + sizeof(Bytes) - 1) / sizeof(Bytes) * sizeof(Bytes);
+  for (size_t i = n; i < padded; ++i) values[i] = 0;
+  uint8_t fields[kMaxSamples];
+  for (size_t i = 0; i < padded; ++i) fields[i] = Bits::FieldOf(values[i]);
+  // The range of fields that are neither 0 nor the top; low is less by one, so that a field of 0 is out of its way.
+  Bytes lows = ~Bytes{}, highs = {};
+  for (size_t i = 0; i < padded; i += sizeof(Bytes)) {
+    Bytes some;
+    std::memcpy(&some, fields + i, sizeof(some));
+    const Bytes less = some - 1;
+    const Bytes finite = some & ~reinterpret_cast<Bytes>(some == kTop);
+    const auto lower = reinterpret_cast<Bytes>(less < lows), higher = reinterpret_cast<Bytes>(finite > highs);
+    lows = (less & lower) | (lows & ~lower);
+    highs = (finite & higher) | (highs & ~higher);
+  }
+  uint8_t low = UINT8_MAX, high = 0;
+  for (size_t i = 0; i < sizeof(Bytes); ++i) {
+    low = std::min<uint8_t>(low, lows[i]);
+    high = std::max<uint8_t>(high, highs[i]);
+  }
+  stats->histogram.reserve(high > low ? static_cast<size_t>(high - low) : 0);
+  if (CountOf(fields, padded, 0) != 0) {  // zeros, subnormals
+    uint16_t subnormal[Bits::kMantissaBits] = {};
+    for (size_t i = 0; i < n; ++i) {
+      const uint32_t mantissa = Bits::MantissaOf(values[i]);
+      if (fields[i] == 0 && mantissa != 0) ++subnormal[31 - std::countl_zero(mantissa)];
+    }
+    for (int bit = 0; bit < Bits::kMantissaBits; ++bit) {
+      if (subnormal[bit] == 0) continue;
+      const int exponent = 1 - Bits::kExponentBias - Bits::kMantissaBits + bit;
+      stats->histogram.push_back({static_cast<int16_t>(exponent), subnormal[bit]});
+    }
+  }
+  for (int field = low + 1; field <= high; ++field) {
+    const int count = CountOf(fields, padded, static_cast<uint8_t>(field));
+    if (count == 0) continue;
+    const int exponent = field - Bits::kExponentBias;
+    stats->histogram.push_back({static_cast<int16_t>(exponent), static_cast<uint16_t>(count)});
+  }
+}
+
+bool RowsAreContiguous(const Layout& layout) {
+  return layout.axes.empty() || (layout.axes.size() == 1 && layout.axes[0].stride == 1);
+}
+
 }  // namespace
 
 void SampleHistogram(const Layout& layout, int64_t first_row, int64_t n_rows, Stats* stats) {
   stats->histogram.clear();
   stats->histogram_samples = 0;
   if (n_rows <= 0 || layout.cols <= 0) return;
-  // Groups of eight local columns, row after row; one of every `stride` is taken, which one is hashed.
-  const int64_t per_row = (layout.cols + kLanes - 1) / kLanes;
-  const uint64_t groups = static_cast<uint64_t>(per_row) * static_cast<uint64_t>(n_rows);
-  int shift = 0;
-  while ((groups >> shift) > static_cast<uint64_t>(kHistogramGroups)) ++shift;
+  const Sampling sampling(layout, n_rows);
+  if (RowsAreContiguous(layout)) {
+    if (layout.dtype == DType::kBF16) return SampleContiguous<Bf16Bits>(layout, first_row, sampling, stats);
+    if (layout.dtype == DType::kF16) return SampleContiguous<F16Bits>(layout, first_row, sampling, stats);
+    if (layout.dtype == DType::kF32) return SampleContiguous<F32Bits>(layout, first_row, sampling, stats);
+  }
 
   uint16_t counts[kBins];  // 512 samples at most
   int low = kBins;
   int high = -1;
   Stage stage;
-  for (uint64_t k = 0; k << shift < groups; ++k) {
-    const uint64_t mask = (uint64_t{1} << shift) - 1;
-    const uint64_t group = (k << shift) + (Mix64(k + 1) & mask);
-    if (group >= groups) break;
-    const int64_t row = first_row + static_cast<int64_t>(group / static_cast<uint64_t>(per_row));
-    const int64_t col = static_cast<int64_t>(group % static_cast<uint64_t>(per_row)) * kLanes;
+  sampling.Each([&](int64_t row, int64_t col) {
     int64_t n = 0;
-    const uint8_t* data = Fetch(layout, row, col, std::min<int64_t>(kLanes, layout.cols - col), &stage, &n);
+    const uint8_t* data = Fetch(layout, first_row + row, col, std::min<int64_t>(kLanes, layout.cols - col), &stage, &n);
     double values[kLanes];
     DecodeTo(data, 0, n, layout.dtype, values);
     stats->histogram_samples += static_cast<uint64_t>(n);
@@ -58,7 +175,7 @@ void SampleHistogram(const Layout& layout, int64_t first_row, int64_t n_rows, St
       while (high < bin) counts[++high] = 0;
       ++counts[bin];
     }
-  }
+  });
   if (high < 0) return;
   size_t used = 0;
   for (int bin = low; bin <= high; ++bin) used += counts[bin] != 0;

@@ -240,6 +240,44 @@ TEST(Measure, StridedBroadcastAndNegativeViewsAgree) {
   }
 }
 
+// Contiguous rows are counted by another way than gathered ones.
+TEST(Measure, HistogramOfContiguousRowsIsThatOfTheSameValuesApart) {
+  for (DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+    for (Fill fill : {Fill::kRandomBits, Fill::kModest, Fill::kZeros, Fill::kConstant}) {
+      for (int64_t cols : {1, 7, 8, 9, 64, 255, 256, 512, 513, 5000}) {
+        constexpr int64_t kRows = 3;
+        const auto bytes_each = static_cast<size_t>(BitsOf(dtype) / 8);
+        std::vector<uint8_t> close = MakeData(dtype, kRows * cols, fill, 5);
+        if (fill == Fill::kModest) {
+          for (size_t k = 0; k < static_cast<size_t>(kRows * cols); k += 3) {  // subnormals among them
+            std::memset(close.data() + k * bytes_each, 0, bytes_each);
+            close[k * bytes_each] = static_cast<uint8_t>(k);
+          }
+        }
+        std::vector<uint8_t> apart(static_cast<size_t>(2 * kRows * cols) * bytes_each);
+        for (size_t k = 0; k < static_cast<size_t>(kRows * cols); ++k) {
+          std::memcpy(apart.data() + 2 * k * bytes_each, close.data() + k * bytes_each, bytes_each);
+        }
+        const int64_t shape[] = {kRows, cols}, near[] = {cols, 1}, far[] = {2 * cols, 2};
+        const RowRun runs[] = {{1, 0, kRows, 0, false}};
+        LogicalLayout logical;
+        logical.runs = runs;
+        logical.row_axis = 0;
+        std::vector<Segment> a, b;
+        ASSERT_TRUE(Measure({close.data(), dtype, shape, near, 0}, logical, {}, &a).ok());
+        ASSERT_TRUE(Measure({apart.data(), dtype, shape, far, 0}, logical, {}, &b).ok());
+        const Stats &x = a[0].stats, &y = b[0].stats;
+        EXPECT_EQ(x.histogram_samples, y.histogram_samples);
+        ASSERT_EQ(x.histogram.size(), y.histogram.size()) << NameOf(dtype) << " " << cols;
+        for (size_t k = 0; k < x.histogram.size(); ++k) {
+          EXPECT_EQ(x.histogram[k].exponent, y.histogram[k].exponent) << NameOf(dtype) << " " << cols;
+          EXPECT_EQ(x.histogram[k].count, y.histogram[k].count) << NameOf(dtype) << " " << cols;
+        }
+      }
+    }
+  }
+}
+
 TEST(Measure, EmptyAndRankZeroViewsAreOneSegment) {
   const float one = -2.5f;
   std::vector<Segment> segments;
