@@ -55,9 +55,11 @@ class Call:
         positional arguments as arg0, arg1 and so on."""
         if self._bound is None:
             try:
-                bound = signature(self.function).bind(*self.args, **self.kwargs)
+                bound = signature(self.function).bind_partial(*self.args, **self.kwargs)
                 bound.apply_defaults()
                 self._bound = dict(bound.arguments)
+                if self.compiled:
+                    self._bound = {k: v for k, v in self._bound.items() if v is not None}
             except (TypeError, ValueError):
                 self._bound = {**{f"arg{i}": v for i, v in enumerate(self.args)}, **self.kwargs}
         return self._bound
@@ -90,8 +92,16 @@ class Site:
         self.original = original
         self.label = label
         self.listeners: list[Listener] = []
-        self.number = compiled.register(self)
+        self.key = compiled.register(f"call:{label}", self)
+        self.before_wanted = self.after_wanted = False  # read by Dynamo
         self.wrapper: Any = None
+
+    def listen(self, listener: Listener) -> None:
+        """Adds callbacks, once."""
+        if listener not in self.listeners:
+            self.listeners = [*self.listeners, listener]
+        self.before_wanted = True  # counts the firing too
+        self.after_wanted = self.after_wanted or listener.after is not None
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call, observed. What the original raises passes unchanged."""
@@ -171,29 +181,66 @@ class Site:
 
     def observe_compiled(self, when: str, label: str, names: list[str], values: list[Any]) -> None:
         """What a compiled graph delivers instead of run()."""
-        call = Call(self.original, tuple(values), {})
-        call.compiled = True
-        call._self = self.session.labelled(label)
-        call._bound = dict(zip(names, values))
-        result: Any = values[0] if len(values) == 1 else tuple(values)
+        if when == "after":
+            result = values[0] if not names and values else structure(names, values)
+            call = Call(self.original, (), {})
+            call.compiled, call._self = True, self.session.labelled(label)
+            for listener in self.listeners:
+                if listener.after is not None:
+                    self._callback(listener.after, call, result)
+            return
+        call = Call(self.original, *self._arguments(names, values))
+        call.compiled, call._self = True, self.session.labelled(label)
         for listener in self.listeners:
-            if when == "before":
-                listener.probe.fired += 1
-                if listener.before is not None:
-                    self._callback(listener.before, call)
-            elif listener.after is not None:
-                self._callback(listener.after, call, result)
+            listener.probe.fired += 1
+            if listener.around is not None:
+                self.session.failed(self.label, RuntimeError("compiled: what must hold during the call is not run"))
+            if listener.before is not None:
+                self._callback(listener.before, call)
+
+    def _arguments(self, names: list[str], values: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        positional = [pair for pair in zip(names, values) if pair[0][0].isdigit()]
+        keywords = [pair for pair in zip(names, values) if not pair[0][0].isdigit()]
+        args = structure([n for n, _ in positional], [v for _, v in positional])
+        kwargs: dict[str, Any] = {}
+        for name, value in keywords:
+            key, _, inner = name.partition(".")
+            if inner:
+                kwargs.setdefault(key, []).append(value)
+            else:
+                kwargs[key] = value
+        return (tuple(args) if isinstance(args, (tuple, list)) else ()), kwargs
+
+
+def structure(names: list[str], values: list[Any]) -> Any:
+    """Values by paths "0", "2.1" as a tuple, None for what was no tensor; by other names as a dictionary."""
+    if any(not name[0].isdigit() for name in names):
+        return dict(zip(names, values))
+    out: list[Any] = []
+    for name, value in zip(names, values):
+        place, _, inner = name.partition(".")
+        out.extend([None] * (int(place) + 1 - len(out)))
+        if not inner:
+            out[int(place)] = value
+            continue
+        if out[int(place)] is None:
+            out[int(place)] = []
+        out[int(place)].extend([None] * (int(inner) + 1 - len(out[int(place)])))
+        out[int(place)][int(inner)] = value
+    return tuple(tuple(v) if isinstance(v, list) else v for v in out)
 
 
 def _wrapper_of(site: Site) -> Any:
     original = site.original
-    number = site.number
+    key = site.key
 
     def plain(*args: Any, **kwargs: Any) -> Any:
         if compiled.is_compiling():
-            compiled.observe_call(number, "before", args, kwargs)
+            if site.before_wanted:
+                compiled.observe_arguments(key, "before", args, kwargs)
             result = original(*args, **kwargs)
-            compiled.observe_result(number, args, result)
+            if site.after_wanted:
+                compiled.observe_result(key, args[0] if args else None, result)
             return result
         if getattr(inside, "callback", False):
             return original(*args, **kwargs)

@@ -1,39 +1,178 @@
-"""Probes inside torch.compile: a custom operator that a graph keeps and that calls back at run time."""
+"""Probes inside torch.compile.
+
+Dynamo does not look for hooks, and drops what has no result. A probe in compiled code is therefore an operator of its own,
+``assay::observe``: it is opaque to the compiler, has an effect, so that it is neither removed nor moved past another of its
+kind, and calls back when the graph runs. Wrappers and rewritten functions emit it when Dynamo traces them
+(``is_compiling()`` is a constant to it). The functions here that take part in a trace are plain enough for fullgraph.
+
+All that a graph keeps of a probe is text: which site, where in the call, the label of the object it belongs to, and what
+the tensors are. A graph that is loaded from a cache in another process finds its site by that text, or nothing.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from .session import Session
+
+
+class CompiledSite(Protocol):
+    def observe_compiled(self, when: str, label: str, names: list[str], values: list[Any]) -> None:
+        """when: "before" or "after"; names: what each value is, paths such as "0", "1.0", "hidden_states"."""
+
+
+_sites: dict[str, CompiledSite] = {}
+_session: Session | None = None
+_lock = threading.Lock()
+_library: Any = None
+_observe: Any = None  # torch.ops.assay.observe, once torch is there
+_tensor: Any = ()  # torch.Tensor
+_unknown: set[str] = set()
 
 
 def is_compiling() -> bool:
-    """Whether Dynamo is tracing the caller; torch's own function once torch is there."""
+    """Whether Dynamo is tracing the caller. torch's own function takes this one's place when torch is there."""
     return False
 
 
-_sites: list[Any] = []
+def register(key: str, site: CompiledSite) -> str:
+    """The text by which graphs know the site."""
+    with _lock:
+        base, n = key, 1
+        while key in _sites and _sites[key] is not site:
+            n += 1
+            key = f"{base}#{n}"
+        _sites[key] = site
+    return key
 
 
-def register(site: Any) -> int:
-    """The number by which the operator knows the site."""
-    _sites.append(site)
-    return len(_sites) - 1
+def install(session: Session) -> None:
+    """Registers the operator once torch is imported."""
+    global _session
+    _session = session
+    session.when_imported("torch", _define)
 
 
-def observe_call(number: int, when: str, args: Any, kwargs: Any) -> None:
+def _define(torch: Any) -> None:
+    global _library, _observe, _tensor, is_compiling
+    if _library is not None:
+        return
+    library = torch.library.Library("assay", "FRAGMENT")
+    library.define("observe(Tensor[] values, str site, str when, str label, str names) -> ()")
+    library.impl("observe", _run, "CompositeExplicitAutograd")
+    library.impl("observe", _nothing, "Meta")
+    try:
+        from torch._library.effects import EffectType
+
+        library._register_effectful_op("assay::observe", EffectType.ORDERED)
+    except (ImportError, AttributeError):  # older: kept, but not in order
+        torch.fx.node.has_side_effect(torch.ops.assay.observe.default)
+    _library, _observe, _tensor = library, torch.ops.assay.observe, torch.Tensor
+    is_compiling = torch.compiler.is_compiling
+
+
+def _nothing(values: Any, site: str, when: str, label: str, names: str) -> None:
     pass
 
 
-def observe_result(number: int, args: Any, result: Any) -> None:
-    pass
+def _run(values: Any, site: str, when: str, label: str, names: str) -> None:
+    """The operator at run time. Raises nothing."""
+    known = _sites.get(site)
+    if known is None:
+        if site not in _unknown and _session is not None:
+            _unknown.add(site)
+            _session.failed(site, LookupError("a compiled graph has a probe that this run did not ask for"))
+        return
+    try:
+        known.observe_compiled(when, label, names.split(",") if names else [], list(values))
+    except Exception as problem:
+        if _session is not None:
+            _session.failed(site, problem)
 
 
-def observe_module(number: int, when: str, label: str, values: Any) -> None:
-    pass
+# ---- traced by Dynamo
 
 
-def observe_local(number: int, which: int, value: Any, first: Any) -> None:
-    pass
+def observe_arguments(site: str, when: str, args: Any, kwargs: Any) -> None:
+    """Emits the operator for the tensors among the arguments, one level of tuples and lists deep."""
+    values: list[Any] = []
+    names = ""
+    label = ""
+    if len(args) > 0 and not isinstance(args[0], _tensor):
+        label = getattr(args[0], "_assay_label", "")
+    for i, value in enumerate(args):
+        if isinstance(value, _tensor):
+            values.append(value)
+            names += f",{i}"
+        elif isinstance(value, (tuple, list)):
+            for j, inner in enumerate(value):
+                if isinstance(inner, _tensor):
+                    values.append(inner)
+                    names += f",{i}.{j}"
+    for key, value in kwargs.items():
+        if isinstance(value, _tensor):
+            values.append(value)
+            names += f",{key}"
+        elif isinstance(value, (tuple, list)):
+            for j, inner in enumerate(value):
+                if isinstance(inner, _tensor):
+                    values.append(inner)
+                    names += f",{key}.{j}"
+    _observe(values, site, when, label, names[1:])
 
 
-def install(session: Any) -> None:
-    pass
+def observe_result(site: str, owner: Any, result: Any) -> None:
+    """Emits the operator for the tensors of a result; ``owner`` is the first argument of the call, or None."""
+    label = ""
+    if owner is not None and not isinstance(owner, _tensor):
+        label = getattr(owner, "_assay_label", "")
+    values: list[Any] = []
+    names = ""
+    if isinstance(result, _tensor):
+        values.append(result)
+    elif isinstance(result, (tuple, list)):
+        for i, value in enumerate(result):
+            if isinstance(value, _tensor):
+                values.append(value)
+                names += f",{i}"
+    elif hasattr(result, "items"):
+        for key, value in result.items():
+            if isinstance(value, _tensor):
+                values.append(value)
+                names += f",{key}"
+    _observe(values, site, "after", label, names[1:])
+
+
+def observe_value(site: str, which: str, owner: Any, value: Any) -> None:
+    """Emits the operator for a local variable."""
+    if isinstance(value, _tensor):
+        label = ""
+        if owner is not None and not isinstance(owner, _tensor):
+            label = getattr(owner, "_assay_label", "")
+        _observe([value], site, which, label, "")
+
+
+# ---- what was compiled before
+
+
+def compiled_before(function: Any = None) -> str:
+    """A note when code was compiled before a probe was placed, which then cannot be in it; empty when none was."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    if utils is None:
+        return ""
+    try:
+        from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
+
+        code = getattr(function, "__code__", None)
+        entries = len(_debug_get_cache_entry_list(code)) if code is not None else 0
+        frames = int(utils.counters["frames"].get("ok", 0))
+    except Exception:  # internals of a version that we do not know
+        return ""
+    if entries:
+        return f"compiled {entries} time(s) before the probe was placed; those graphs do not have it"
+    if frames:
+        return f"{frames} function(s) were compiled before the probe was placed; where they hold this one it does not fire"
+    return ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
 import weakref
 from collections.abc import Callable
@@ -301,13 +302,13 @@ class _Observed:
         self.function = function
         self.original = function.__code__
         self.listeners: list[tuple[str, Then, Probe]] = []
-        self.number = compiled.register(self)
-        self.global_name = f"_assay_local_{self.number}"
-        number = self.number
+        self.key = compiled.register(f"local:{function.__module__}:{function.__qualname__}", self)
+        self.global_name = "_assay_local_" + re.sub(r"\W", "_", self.key)
+        key = self.key
 
         def probe(which: int, value: Any, first: Any) -> None:
             if compiled.is_compiling():
-                compiled.observe_local(number, which, value, first)
+                compiled.observe_value(key, str(which), first, value)
             elif not getattr(inside, "callback", False):
                 observed.fire(which, value, first)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import compiled
-from .calls import inside
+from .calls import inside, structure
 from .probes import Probe, nearest
 
 if TYPE_CHECKING:
@@ -70,15 +70,26 @@ class _Watched:
         finally:
             inside.callback = False
 
+
+class _CompiledModules:
+    """Where graphs deliver: they know a module by its label."""
+
     def observe_compiled(self, when: str, label: str, names: list[str], values: list[Any]) -> None:
-        module = self.session.labelled(label)
+        watched = _by_label.get(label)
+        if watched is None:
+            return
+        module = watched.session.labelled(label)
         if when == "before":
-            self.enter(module, tuple(values), {})
+            args = structure(names, values)
+            named = isinstance(args, dict)
+            watched.enter(module, () if named else args[1:], args if named else {})
         else:
-            self.leave(module, (), {}, values[0] if len(values) == 1 else tuple(values))
+            watched.leave(module, (), {}, values[0] if not names and values else structure(names, values))
 
 
 _watched: list[_Watched] = []
+_by_label: dict[str, _Watched] = {}
+compiled.register("module", _CompiledModules())
 
 
 def _wrap_forward(kind: Any) -> None:
@@ -92,9 +103,11 @@ def _wrap_forward(kind: Any) -> None:
         if number < 0 or type(self) is not kind:
             return original(self, *args, **kwargs)
         if compiled.is_compiling():
-            compiled.observe_module(number, "before", self._assay_label, args)
+            if self._assay_before:
+                compiled.observe_arguments("module", "before", (self, *args), kwargs)
             result = original(self, *args, **kwargs)
-            compiled.observe_module(number, "after", self._assay_label, result)
+            if self._assay_after:
+                compiled.observe_result("module", self, result)
             return result
         if getattr(inside, "callback", False):
             return original(self, *args, **kwargs)
@@ -117,15 +130,15 @@ def _watch(session: Session, module: Any, name: str, prefix: str) -> _Watched:
         return _watched[number]
     watched = _Watched(session, name, session.label(module, prefix + name))
     with _lock:
-        watched.number = compiled.register(watched)
-        while len(_watched) <= watched.number:
-            _watched.append(watched)
-        _watched[watched.number] = watched
+        watched.number = len(_watched)
+        _watched.append(watched)
+        _by_label[watched.label] = watched
     import torch
 
     base: Any = torch.nn.Module
     if not hasattr(base, "_assay_number"):
         base._assay_number = -1
+        base._assay_before = base._assay_after = False
     _wrap_forward(type(module))
     object.__setattr__(module, "_assay_number", watched.number)
     return watched
@@ -153,12 +166,14 @@ def observe(
         watched = _watch(session, module, name, prefix)
         if then is not None:
             watched.thens.append((probe, then))
+            object.__setattr__(module, "_assay_after", True)
         if before is not None:
             watched.befores.append((probe, before))
+            object.__setattr__(module, "_assay_before", True)
         found.append(name)
     if found:
         if probe.state != "attached":
-            probe.state, probe.detail = "attached", ""
+            probe.state, probe.detail = "attached", compiled.compiled_before()
     elif probe.state == "waiting":
         near = "".join(nearest(g, every) for g in globs)
         probe.not_found(f"no module of {type(root).__name__} has such a name{near}")

@@ -16,7 +16,7 @@ class Probe:
 
     ``label``: as in a selector, "call:pkg.mod:Class.method". ``requested``: named by the user (ASSAY_PROBES); it is
     reported even when its module was never imported. ``state``: waiting (its module has not been imported), attached, not
-    found, absent on this path (the profile expects that, ``detail`` says why) or failed. ``fired`` counts.
+    found, absent on this path (the profile expects that, ``detail`` says why) or failed. ``fired`` counts; ``note`` says what limits an attached one.
     """
 
     label: str
@@ -26,6 +26,7 @@ class Probe:
     state: State = "waiting"
     detail: str = ""
     fired: int = 0
+    note: str = ""
     _told: str = dataclasses.field(default="", repr=False)  # the state that the trace knows
 
     def not_found(self, detail: str) -> None:

@@ -232,9 +232,9 @@ class Session:
         listener = calls.Listener(probe, before, after, around)
 
         def put(module: ModuleType, path: str) -> None:
-            site = calls.wrap(self, targets.resolve(module, path), target)
-            if listener not in site.listeners:
-                site.listeners = [*site.listeners, listener]
+            place = targets.resolve(module, path)
+            probe.note = compiled.compiled_before(place.function)
+            calls.wrap(self, place, target).listen(listener)
 
         self._when_there(probe, target, put)
         return probe
@@ -260,6 +260,7 @@ class Session:
         def put(module: ModuleType, path: str) -> None:
             place = targets.resolve(module, path)
             function = local_variables.plain(place.function)
+            probe.note = compiled.compiled_before(function)
             local_variables.observe(self, function, list(names), then, probe)
 
         self._when_there(probe, target, put)
@@ -325,7 +326,7 @@ class Session:
         def attach(module: ModuleType) -> None:
             try:
                 put(module, path)
-                probe.state, probe.detail = "attached", ""
+                probe.state, probe.detail = "attached", probe.note
             except NotFoundError as problem:
                 probe.not_found(str(problem))
             except Exception as problem:
