@@ -60,8 +60,8 @@ _torch_dtypes: dict[Any, int] = {}
 
 def _from_torch(tensor: Any) -> Where:
     if not tensor.is_cpu:
-        raise UsageError(_on_device(str(tensor.device)))
-    number = _torch_dtypes.get(tensor.dtype) or _torch_dtype(tensor.dtype)
+        raise UsageError(on_device(str(tensor.device)))
+    number = torch_dtype_number(tensor.dtype)
     if tensor.is_neg():
         tensor = tensor.resolve_neg()  # its memory holds the negated values
     try:
@@ -82,7 +82,11 @@ def _from_torch(tensor: Any) -> Where:
     return Where(storage, number, shape, strides, offset, tensor)
 
 
-def _torch_dtype(dtype: Any) -> int:
+def torch_dtype_number(dtype: Any) -> int:
+    """The number of a torch.dtype; UsageError for one that assay does not measure."""
+    known = _torch_dtypes.get(dtype)
+    if known is not None:
+        return known
     name = ALIASES.get(str(dtype).removeprefix("torch."))
     if name is None:
         raise UsageError(f"{dtype} is not a dtype that assay measures ({', '.join(DTYPES)})")
@@ -148,7 +152,8 @@ _capsule_pointer.restype = c_void_p
 _capsule_pointer.argtypes = [ctypes.py_object, c_char_p]
 
 
-def _on_device(device: str) -> str:
+def on_device(device: str) -> str:
+    """Why a tensor on a device is refused."""
     return f"the tensor is on {device}; this build reads host memory only: pass tensor.cpu()"
 
 
@@ -156,11 +161,11 @@ def _from_dlpack(tensor: Any) -> Where:
     if hasattr(tensor, "__dlpack_device__"):
         device, index = tensor.__dlpack_device__()
         if int(device) not in _CPU_DEVICES:
-            raise UsageError(_on_device(f"{_DEVICE_NAMES.get(int(device), f'DLPack device {int(device)}')}:{index}"))
+            raise UsageError(on_device(f"{_DEVICE_NAMES.get(int(device), f'DLPack device {int(device)}')}:{index}"))
     capsule = tensor.__dlpack__()
     t = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
     if t.device_type not in _CPU_DEVICES:
-        raise UsageError(_on_device(f"DLPack device {t.device_type}:{t.device_id}"))
+        raise UsageError(on_device(f"DLPack device {t.device_type}:{t.device_id}"))
     name = DLPACK.get((t.code, t.bits))
     if name is None or t.lanes != 1:
         raise UsageError(
