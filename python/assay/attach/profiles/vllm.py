@@ -32,11 +32,11 @@ def install(session: Session) -> None:
     compilation = Compilation(session)
     steps = Steps(session)
     Facts(recorder, steps)
-    Weights(session)
+    Weights(session, ranks.shard)
     attention = Attention(recorder, ranks.shard)
     reductions = Reductions(recorder)
     Modules(recorder, compilation, attention, reductions, Experts(recorder), ranks.shard)
-    Logits(session, steps)
+    Logits(recorder, steps, compilation)
 
 
 class Ranks:

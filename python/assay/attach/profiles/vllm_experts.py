@@ -17,52 +17,67 @@ SITES = ("moe.topk_ids", "moe.topk_ids.margin", "moe.topk_weights", "moe.routed"
 
 
 class Experts:
-    """Probes of vLLM's MoE runner; install() after the model is loaded."""
+    """Probes of vLLM's MoE runner; install() when the model is loaded."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._session = recorder.session
-        self._runner: Any = None  # whose experts are being chosen
+        self._layers: dict[int, int | None] = {}  # of routers and runners, by identity
+        self._factors: dict[int, float] = {}  # likewise: what the runner multiplies the experts' result with, later
+        self._logits: Any = None  # of the choice under way
 
-    def install(self) -> None:
+    def install(self, model: Any) -> None:
+        every = model.named_modules()
+        runners = [(path, m) for path, m in every if hasattr(m, "routed_experts") and hasattr(m, "router")]
+        if not runners:
+            return
         session = self._session
-        session.wrap(f"{RUNNER}._apply_quant_method", before=self._enters)
-        session.wrap(f"{ROUTER}.select_experts", after=self._chosen)
-        session.wrap(f"{RUNNER}._maybe_apply_routed_scale_to_output", after=self._scaled)
+        for path, runner in runners:
+            for thing, name in ((runner, path), (runner.router, f"{path}.router")):
+                session.label(thing, name)
+                self._layers[id(thing)] = layer_of(f"{path}.")
+                self._factors[id(thing)] = float(getattr(runner, "routed_scaling_factor", 1.0))
+        session.wrap(f"{ROUTER}.select_experts", before=self._chooses, after=self._chosen)
+        session.wrap(f"{RUNNER}._apply_quant_method", after=self._ran)
 
-    def _enters(self, call: Any) -> None:
-        self._runner = call.self
+    def _chooses(self, call: Any) -> None:
+        self._logits = call.args[2] if len(call.args) > 2 else call.kwargs.get("router_logits")
 
     def _chosen(self, call: Any, result: Any) -> None:
-        """The choice comes unordered: it is recorded by falling weight."""
-        runner, self._runner = self._runner, None
-        if runner is None:
+        """The choice comes unordered: it is recorded by falling weight. Its weights come without the factor that vLLM
+        puts on the experts' result."""
+        router = call.self
+        if router is None or id(router) not in self._layers:
             return
-        session, record, layer = self._session, self._recorder.record, layer_of(runner.layer_name)
+        session, record, layer = self._session, self._recorder.record, self._layers[id(router)]
         name = f"layers.{layer}.moe.topk"
         weights, ids = result
         if session.observed(f"{name}_ids", f"{name}_weights"):
             weights, order = weights.sort(dim=-1, descending=True)
-            factor = float(runner.routed_scaling_factor)  # vLLM scales the experts' result instead
             record("moe.topk_ids", ids.gather(-1, order), layer)
-            record("moe.topk_weights", weights * factor if factor != 1.0 else weights, layer)
-        if session.observed(f"{name}_ids.margin"):
-            logits = call.args[2] if len(call.args) > 2 else call.kwargs["router_logits"]
-            margin = selection_margin(call.self, logits)
+            record("moe.topk_weights", self._scaled(router, weights), layer)
+        if self._logits is not None and session.observed(f"{name}_ids.margin"):
+            margin = selection_margin(router, self._logits)
             if margin is not None:
-                record("moe.topk_ids.margin", margin, layer, compute_dtype=logits.dtype)
+                record("moe.topk_ids.margin", margin, layer, compute_dtype=self._logits.dtype)
+        self._logits = None
 
-    def _scaled(self, call: Any, result: Any) -> None:
-        shared, routed = result
+    def _ran(self, call: Any, result: Any) -> None:
         runner = call.self
-        config = runner.moe_config
+        if runner is None or id(runner) not in self._layers:
+            return
+        shared, routed = result
+        config, layer = runner.moe_config, self._layers[id(runner)]
         parts = config.tp_size > 1 or config.ep_size > 1
         suffix = ".partial" if parts and not runner._fused_output_is_reduced else ""
-        layer = layer_of(runner.layer_name)
-        self._recorder.record(f"moe.routed{suffix}", routed, layer)
+        if self._session.observed(f"layers.{layer}.moe.routed{suffix}"):
+            self._recorder.record(f"moe.routed{suffix}", self._scaled(runner, routed), layer)
         if shared is not None:
             self._recorder.record(f"moe.shared{suffix}", shared, layer)
 
+    def _scaled(self, owner: Any, tensor: Any) -> Any:
+        factor = self._factors[id(owner)]
+        return tensor if factor == 1.0 else tensor * factor
 
 def selection_margin(router: Any, logits: Any) -> Any:
     """Smallest gap between consecutive selection scores among the first k + 1, [T] f32, group choice included; None

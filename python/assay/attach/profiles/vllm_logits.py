@@ -7,24 +7,32 @@ from typing import Any
 from assay import Run
 
 from ..rows import Rows
-from ..session import Session
-from .vllm_steps import RUNNERS, Steps
+from .vllm_compile import Compilation
+from .vllm_steps import RUNNERS, Recorder, Steps
 
 
 class Logits:
     """Logits are of the last scheduled token of each request; a token is taken where the prompt has ended."""
 
-    def __init__(self, session: Session, steps: Steps) -> None:
-        self._session = session
+    def __init__(self, recorder: Recorder, steps: Steps, compilation: Compilation) -> None:
+        self._recorder = recorder
+        self._compilation = compilation
+        session = self._session = recorder.session
         self._steps = steps
         for runner in RUNNERS:
             session.wrap(f"{runner}._sample", before=self._before, after=self._after)
+            session.wrap(f"{runner}._model_forward", after=self._forward)
 
     def _rows(self, n: int) -> Rows | None:
         sampled, rows = self._steps.sampled, self._session.rows
         if sampled is None or rows is None or len(sampled.runs) != n:
             return None
         return Rows(sampled.runs, n_rows=n, step=rows.step, phase=rows.phase)
+
+    def _forward(self, call: Any, result: Any) -> None:
+        """A compiled model gives its last norm; in eager runs the norm itself is observed."""
+        if self._compilation.compiles and hasattr(result, "shape"):
+            self._recorder.record("final_norm", result)
 
     def _before(self, call: Any) -> None:
         """Before the sampler, which works on the logits in place."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from .vllm_attention import Attention, layer_of
@@ -20,6 +20,7 @@ from .vllm_reduce import Reductions
 from .vllm_steps import Recorder
 
 LOADER = "vllm.model_executor.model_loader.base_loader"
+Table = dict[str, list[tuple["Place", "Entry"]]]
 Shard = Callable[[int], dict[str, int]]
 Sites = Iterator[tuple[str, Any, bool]]
 """Site below the layer (or whole name), tensor, and whether the ranks hold parts of its columns."""
@@ -49,16 +50,11 @@ def _plain(site: str, cut: bool = False) -> Reader:
     return read
 
 
-def _input_norm(place: Place, args: tuple[Any, ...], output: Any) -> Sites:
-    if isinstance(output, tuple) and place.layer:
-        yield f"layers.{place.layer - 1}.out", output[1], False
-    yield "input_norm", first(output), False
-
-
-def _final_norm(place: Place, args: tuple[Any, ...], output: Any) -> Sites:
-    if isinstance(output, tuple):
-        yield f"layers.{place.last}.out", output[1], False
-    yield "final_norm", first(output), False
+def _residual(place: Place, args: tuple[Any, ...], output: Any) -> Sites:
+    """Of the norm that follows: the residual stream behind the layer before it."""
+    layer = place.last if place.layer is None else place.layer - 1
+    if isinstance(output, tuple) and layer >= 0:
+        yield f"layers.{layer}.out", output[1], False
 
 
 def _latents(place: Place, args: tuple[Any, ...], output: Any) -> Sites:
@@ -89,49 +85,81 @@ def _gate_up(place: Place, args: tuple[Any, ...], output: Any) -> Sites:
     yield "mlp.up", both[..., half:], True
 
 
-def _routed(place: Place, args: tuple[Any, ...], output: Any) -> Sites:
-    yield "moe.out", first(output), False
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A row of the table: modules whose path ends with ``path``, and their sites. ``outside``: not in a layer."""
+
+    path: str
+    sites: tuple[str, ...]
+    read: Reader
+    outside: bool = False
+
+    def match(self, path: str) -> int | None:
+        """The layer, -1 outside of layers; None: another module."""
+        found = re.fullmatch(self.path if self.outside else r"(?:.*\.)?layers\.(\d+)\." + self.path, path)
+        return None if found is None else -1 if self.outside else int(found.group(1))
 
 
-TABLE: tuple[tuple[str, Reader], ...] = (
-    (r"(model\.)?embed_tokens", _plain("embed")),
-    (r"(model\.)?norm", _final_norm),
-    (r"input_layernorm", _input_norm),
-    (r"post_attention_layernorm", _plain("post_norm")),
-    (r"self_attn\.fused_qkv_a_proj", _latents),
-    (r"self_attn\.q_a_proj", _plain("attn.q_a")),
-    (r"self_attn\.kv_a_proj_with_mqa", _plain("attn.kv_a")),
-    (r"self_attn\.q_a_layernorm", _plain("attn.q_a_normed")),
-    (r"self_attn\.kv_a_layernorm", _plain("attn.kv_c_normed")),
-    (r"self_attn\.(q_b_proj|q_proj)", _q_proj),
-    (r"self_attn\.qkv_proj", _qkv_proj),
-    (r"self_attn\.o_proj", _plain("attn.o_proj")),
-    (r"mlp\.gate_up_proj", _gate_up),
-    (r"mlp\.act_fn", _plain("mlp.act", True)),
-    (r"mlp\.down_proj", _plain("mlp.down")),
-    (r"(mlp|block_sparse_moe)\.gate", _plain("moe.router_logits")),
-    (r"(mlp|block_sparse_moe)\.experts", _routed),
-    (r"mlp\.shared_experts", _plain("moe.shared")),
+def _one(path: str, site: str, cut: bool = False) -> Entry:
+    return Entry(path, (site,), _plain(site, cut))
+
+
+OUTPUTS = (
+    _one(r"self_attn\.q_a_proj", "attn.q_a"),
+    _one(r"self_attn\.kv_a_proj_with_mqa", "attn.kv_a"),
+    Entry(r"self_attn\.fused_qkv_a_proj", ("attn.q_a", "attn.kv_a"), _latents),
+    Entry(r"self_attn\.q_b_proj", ("attn.q_proj",), _q_proj),
+    Entry(r"self_attn\.q_proj", ("attn.q_proj",), _q_proj),
+    Entry(r"self_attn\.qkv_proj", ("attn.q_proj", "attn.k_proj", "attn.v_proj"), _qkv_proj),
+    _one(r"self_attn\.o_proj", "attn.o_proj"),
+    Entry(r"mlp\.gate_up_proj", ("mlp.gate", "mlp.up"), _gate_up),
+    _one(r"mlp\.act_fn", "mlp.act", True),
+    _one(r"mlp\.down_proj", "mlp.down"),
+    _one(r"(?:mlp|block_sparse_moe)\.gate", "moe.router_logits"),
 )
-_TABLE = tuple((re.compile(r"(?:.*\.)?layers\.(\d+)\." + p if not p.startswith("(model") else p), r) for p, r in TABLE)
+"""Results of products and activations, which a compiled run writes to memory in any case."""
+
+FUSED = (
+    Entry(r"(?:model\.)?embed_tokens", ("embed",), _plain("embed"), True),
+    _one(r"input_layernorm", "input_norm"),
+    Entry(r"input_layernorm", ("out",), _residual),
+    _one(r"post_attention_layernorm", "post_norm"),
+    _one(r"self_attn\.q_a_layernorm", "attn.q_a_normed"),
+    _one(r"self_attn\.kv_a_layernorm", "attn.kv_c_normed"),
+    _one(r"(?:mlp|block_sparse_moe)\.experts", "moe.out"),
+    Entry(r"(?:model\.)?norm", ("out",), _residual, True),
+    Entry(r"(?:model\.)?norm", ("final_norm",), _plain("final_norm"), True),
+)
+"""Results that a compiled run may never write: it looks up embeddings and adds residuals and experts inside the next
+norm's loop, in float32. A probe would make it write them, rounded; and even where the value is exact, as an embedding,
+the compiler then rounds elsewhere, because it decides by the number of reads which sums to keep in memory."""
+
+INPUTS = (
+    _one(r"self_attn\.(?:fused_qkv_a_proj|q_a_proj|q_proj|qkv_proj)", "input_norm"),
+    _one(r"self_attn\.q_b_proj", "attn.q_a_normed"),
+    _one(r"self_attn\.kv_b_proj", "attn.kv_c_normed"),
+    _one(r"mlp\.gate_up_proj", "post_norm"),
+    _one(r"(?:mlp|block_sparse_moe)\.gate", "post_norm"),
+)
+"""The same norms, seen where a product takes them in."""
+
+OPT_IN = ("embed", "layers.*.out", "layers.*.moe.out")
+"""Sites of FUSED that no input shows. In compiled runs they are observed only when ASSAY_INCLUDE ends in their name."""
 
 
-def places(model: Any) -> Iterator[tuple[Place, Reader]]:
-    """The modules of a model that the table names."""
+def places(model: Any, table: Iterable[Entry]) -> Iterator[tuple[Place, Entry]]:
+    """The modules of a model that the table names, each with its rows."""
     modules = dict(model.named_modules(remove_duplicate=False))
-    numbers = [int(n) for n in re.findall(r"(?:^|\n)(?:.*\.)?layers\.(\d+)(?=\n|$)", "\n".join(modules))]
-    last = max(numbers, default=-1)
+    last = max((n for n in map(layer_of, (f"{path}." for path in modules)) if n is not None), default=-1)
     seen = set()
     for path, module in modules.items():
-        for pattern, reader in _TABLE:
-            match = pattern.fullmatch(path)
-            if match is None or id(module) in seen:
+        for entry in table:
+            layer = entry.match(path)
+            if layer is None or (id(module), entry) in seen:
                 continue
-            seen.add(id(module))
-            layer = match.group(1) if match.re.pattern.startswith("(?:.*") else None
+            seen.add((id(module), entry))
             parent = modules.get(path.rpartition(".")[0])
-            yield Place(path, module, None if layer is None else int(layer), last, parent), reader
-            break
+            yield Place(path, module, None if layer < 0 else layer, last, parent), entry
 
 
 class Modules:
@@ -153,38 +181,66 @@ class Modules:
         self._reductions = reductions
         self._experts = experts
         self._shard = shard
-        self._by_path: dict[str, tuple[Place, Reader]] = {}
+        self._by_output: Table = {}
+        self._by_input: Table = {}
         self._session.wrap(f"{LOADER}:process_weights_after_loading", after=self._loaded)
 
     def _loaded(self, call: Any, result: Any) -> None:
         model = call.args[0]
+        compiled = self._compilation.compiled()
         for name, module in model.named_modules():
             if hasattr(module, "qk_nope_head_dim") and hasattr(module, "attn") and not hasattr(module, "mla_attn"):
                 layer = layer_of(name + ".")
                 if layer is not None:
-                    self._attention.heads[layer] = (
-                        module.qk_nope_head_dim,
-                        module.qk_rope_head_dim,
-                        module.v_head_dim,
-                    )
-        for place, reader in places(model):
-            if place.path.endswith(".kv_a_layernorm") and place.layer not in self._attention.heads:
-                continue  # MLA: seen where it enters attention
-            self._by_path[place.path] = (place, reader)
-        self._reductions.expect(self._by_path.values())
-        if not self._compilation.compiled():
-            self._experts.install()
-        visible = self._compilation.visible(self._by_path)
-        if visible:
-            self._session.modules(model, visible, then=self._ran, label="module:vllm")
+                    sizes = module.qk_nope_head_dim, module.qk_rope_head_dim, module.v_head_dim
+                    self._attention.heads[layer] = sizes
+        asked = [e for e in FUSED if self._compilation.asked_for(e.sites)]
+        outputs = list(places(model, (*OUTPUTS, *(asked if compiled else FUSED))))
+        inputs = list(places(model, INPUTS)) if compiled else []
+        self._reductions.expect((place for place, _ in outputs), recorded_elsewhere=not compiled)
+        self._experts.install(model)
+        if compiled:
+            self._tell_invisible(asked)
+        self._watch(model, outputs, self._by_output, {"then": self._ran})
+        self._watch(model, inputs, self._by_input, {"before": self._runs})
+
+    def _tell_invisible(self, asked: list[Entry]) -> None:
+        shown = {site for entry in asked for site in entry.sites}
+        for pattern in OPT_IN:
+            if pattern.removeprefix("layers.*.") not in shown:
+                self._session.absent(
+                    pattern,
+                    "not visible in compiled mode on this preset: the compiled code never writes it, and a probe would "
+                    f"round it and change the results. ASSAY_INCLUDE='...,{pattern}' observes it all the same",
+                )
+
+    def _watch(self, model: Any, found: list[tuple[Place, Entry]], table: Table, callback: dict[str, Any]) -> None:
+        for place, entry in found:
+            mla = place.layer is not None and place.layer not in self._attention.heads
+            if mla and "attn.kv_c_normed" in entry.sites:
+                continue  # seen where it enters attention
+            names = [site if place.layer is None else f"layers.{place.layer}.{site}" for site in entry.sites]
+            if self._compilation.wanted(names):
+                table.setdefault(place.path, []).append((place, entry))
+        if table:
+            which = "outputs" if "then" in callback else "inputs"
+            self._session.modules(model, list(table), label=f"module:vLLM's model, {which}", **callback)
 
     def _ran(self, module: Any, name: str, args: Any, kwargs: Any, output: Any) -> None:
-        place, reader = self._by_path[name]
-        for site, tensor, cut in reader(place, args, output):
-            fields: dict[str, Any] = {}
-            if cut:
-                columns = 1
-                for extent in tensor.shape[1:]:
-                    columns *= extent
-                fields = self._shard(columns)
-            self._recorder.record(site, tensor, place.layer, engine_name=name, **fields)
+        self._read(self._by_output[name], args, output)
+
+    def _runs(self, module: Any, name: str, args: Any, kwargs: Any) -> None:
+        """The input is read as if it were an output, of the norm that made it."""
+        taken = args[0] if args else next(iter(kwargs.values()))
+        self._read(self._by_input[name], (), taken)
+
+    def _read(self, found: list[tuple[Place, Entry]], args: Any, output: Any) -> None:
+        for place, entry in found:
+            for site, tensor, cut in entry.read(place, args, output):
+                fields: dict[str, Any] = {}
+                if cut:
+                    columns = 1
+                    for extent in tensor.shape[1:]:
+                        columns *= extent
+                    fields = self._shard(columns)
+                self._recorder.record(site, tensor, place.layer, engine_name=place.path, **fields)

@@ -22,18 +22,20 @@ class Reductions:
         self._recorder = recorder
         session = self._session = recorder.session
         self._sites: list[str] = []
+        self._recorded_elsewhere = False  # what the reductions give, as outputs of modules
         self._next = 0
         self._rows: Any = None
         session.wrap(f"{GROUP}._all_reduce_out_place", before=self._before, after=self._after)
 
-    def expect(self, places: Iterable[Any]) -> None:
-        """From the places of vllm_modules.places()."""
+    def expect(self, places: Iterable[Any], recorded_elsewhere: bool) -> None:
+        """From vllm_modules.places(); recorded_elsewhere: their outputs are observed as such."""
+        self._recorded_elsewhere = recorded_elsewhere
         layers: dict[int, str] = {}
         embed = False
-        for place, _ in places:
+        for place in places:
             embed |= place.layer is None and place.path.endswith("embed_tokens")
-            if place.layer is not None and place.path.endswith((".mlp.down_proj", ".mlp.experts")):
-                layers[place.layer] = "moe.out" if place.path.endswith("experts") else "mlp.down"
+            if place.layer is not None and place.path.endswith((".mlp.down_proj", ".mlp.gate")):
+                layers[place.layer] = "moe.out" if place.path.endswith("gate") else "mlp.down"
         self._sites = ["embed"] if embed else []
         for number, ffn in sorted(layers.items()):
             self._sites += [f"layers.{number}.attn.o_proj", f"layers.{number}.{ffn}"]
@@ -56,5 +58,5 @@ class Reductions:
             return
         site = self._site()
         self._next += 1
-        if site is not None and self._rows is not None and site != "embed":
+        if site is not None and self._rows is not None and not self._recorded_elsewhere:
             self._recorder.record(site, result, rows=self._rows)

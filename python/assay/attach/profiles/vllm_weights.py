@@ -8,6 +8,7 @@ released is noted with the place of what was made of it.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from ..rows import Rows
@@ -31,14 +32,19 @@ def weight_name(path: str) -> str:
 
 
 class Weights:
-    def __init__(self, session: Session) -> None:
+    """shard: columns of this rank's part -> where they lie in the whole; nothing without tensor parallelism."""
+
+    def __init__(self, session: Session, shard: Callable[[int], dict[str, int]]) -> None:
         self._session = session
+        self._shard = shard
+        self._modules: dict[str, Any] = {}
         self._before: dict[str, tuple[int, tuple[int, ...]]] = {}  # path -> (address, shape)
         session.wrap(f"{LOADER}:process_weights_after_loading", before=self._loaded, after=self._processed)
 
     def _loaded(self, call: Any) -> None:
         model = call.args[0]
-        for path, module in model.named_modules():
+        self._modules = dict(model.named_modules())
+        for path, module in self._modules.items():
             method = getattr(module, "quant_method", None)
             if method is not None:
                 kinds = [type(module).__name__, type(method).__name__]
@@ -69,13 +75,41 @@ class Weights:
                     if f"{path}.{name}" not in now:
                         self._record(f"{path}.{name}", getattr(module, name), "processed")
         self._before.clear()
+        self._modules.clear()
 
     def _record(self, path: str, weight: Any, state: str) -> None:
         name = re.sub(r"\.mla_attn\.|\.attn\.(?=W_U)", ".", weight_name(path))
         if not self._session.observed(name) or weight.numel() == 0:
             return
         rows, axes = Rows([], phase="load"), _axes(name, weight.ndim)
-        self._session.record(name, weight.detach(), rows=rows, engine_name=path, axes=axes, meta={"weights": state})
+        fields, meta = self._cut(path, weight)
+        meta["weights"] = state
+        self._session.record(name, weight.detach(), rows=rows, engine_name=path, axes=axes, meta=meta, **fields)
+
+    def _cut(self, path: str, weight: Any) -> tuple[dict[str, int], dict[str, object]]:
+        """Shard fields and metadata of a weight that the ranks cut: along its rows (outputs) or its columns (inputs)."""
+        owner, _, leaf = path.rpartition(".")
+        module = self._modules.get(owner)
+        kinds = {base.__name__ for base in type(module).__mro__}
+        if leaf in ("W_UK_T", "W_UV") or {"ColumnParallelLinear", "VocabParallelEmbedding"} & kinds:
+            axis = 0
+        elif "RowParallelLinear" in kinds and weight.ndim == 2:
+            return self._shard(weight.shape[-1]), {}
+        elif leaf in ("w13_weight", "w2_weight"):
+            axis = 1 if leaf == "w13_weight" else 2
+        else:
+            return {}, {}
+        if getattr(module, "tp_size", 2) == 1:  # a layer that every rank has whole
+            return {}, {}
+        fields = self._shard(weight.shape[-1])
+        if fields:
+            fields.update(shard_col_offset=0, shard_full_cols=0)
+        meta: dict[str, object] = {"shard_axis": axis} if fields else {}
+        parts = getattr(module, "output_sizes", None)
+        if fields and parts and len(parts) > 1:
+            names = {2: ("gate_proj", "up_proj"), 3: ("q_proj", "k_proj", "v_proj")}.get(len(parts), ())
+            meta["parts"] = ",".join(f"{n}:{size // fields['shard_count']}" for n, size in zip(names, parts))
+        return fields, meta
 
 
 def _axes(name: str, ndim: int) -> str:
