@@ -92,6 +92,12 @@ double RoundingNoise(double u, double roundings, bool contracts, double k) {
   return std::sqrt(u * u * roundings + walk * walk);
 }
 
+double PairChange(double l2, int64_t cols, int terms, double p) {
+  const auto n = static_cast<double>(std::max<int64_t>(cols, 1));
+  const double z = std::sqrt(2 * std::max(std::log(n) * 2 - std::log(2 * p), 0.0));
+  return std::sqrt(2.0 * terms) * l2 * std::min(1.0, z / std::sqrt(n));
+}
+
 Result<Tolerance> Tolerance::Parse(std::string_view text) {
   Tolerance out;
   size_t begin = 0;

@@ -3,6 +3,7 @@
 // prose. Nothing here looks at traces.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,6 +32,12 @@ double RoundoffOf(DType dtype, DType compute_dtype);
 // Relative rounding noise of one side: roundings at roundoff u, and the accumulator's walk over K products
 // (accumulators hold at least f32, unless the whole run is f64).
 double RoundingNoise(double u, double roundings, bool contracts, double k);
+
+// By how much the difference of two of `cols` scores may change in a right run whose scores differ by `l2` (L2 norm).
+// sqrt(2) l2 when all of it lies on the two; but rounding spreads over the columns like noise, of l2 / sqrt(cols) each,
+// and among all pairs the largest change is then below sqrt(2) z l2 / sqrt(cols) but once in 1/p rows,
+// z = sqrt(2 ln(cols^2 / 2p)) (Gaussian tail, union bound). Sums of `terms` scores change by sqrt(terms) more.
+double PairChange(double l2, int64_t cols, int terms, double p);
 
 // "1e-5,layers.*.q:1e-3": the last matching entry holds; an entry without a pattern holds for every site. Patterns are
 // globs (* ? [..]) over the canonical name.

@@ -31,7 +31,8 @@ struct NearTie {
   std::string name;
   uint64_t request = 0;
   int64_t position = 0;
-  double margin = 0, bound = 0;
+  double margin = 0;  // mean of both sides' gaps between the scores that changed places; -1: not recorded
+  double bound = 0;   // what a right run may close
 };
 
 // Element by element, where both sides stored the tensor. A ulp is the gap between neighbours of the coarser dtype of

@@ -84,8 +84,9 @@ class Judge {
   void CountComparisons() {
     uint64_t pieces = 0;
     for (const Piece& p : index_.pieces[kA]) pieces += p.rows();
-    spread4_ = SpreadAbove(kRowSketchSize, options_.false_alarm / static_cast<double>(std::max<uint64_t>(pieces, 1)));
-    spread64_ = SpreadAbove(kSketchSize, options_.false_alarm / static_cast<double>(std::max<uint64_t>(pieces, 1)));
+    false_alarm_ = options_.false_alarm / static_cast<double>(std::max<uint64_t>(pieces, 1));
+    spread4_ = SpreadAbove(kRowSketchSize, false_alarm_);
+    spread64_ = SpreadAbove(kSketchSize, false_alarm_);
   }
 
   void CompareSite(uint32_t s) {
@@ -279,16 +280,18 @@ class Judge {
       ++line.rows_bad;
       return;
     }
-    // Two scores change places when their difference moves by the margin: at most sqrt(2) times the L2 of the scores'
-    // difference (sigmoid and softmax do not enlarge it).
-    const double bound = std::sqrt(2.0) * spread4_ * (in.absolute + noise_ * in.norm);
-    double margin = -1;
-    if (const int64_t m = graph_.nodes[s].margin_site; m >= 0 && !judged_[static_cast<size_t>(m)].cells.empty()) {
+    // Each side's choice leads the other's by that side's margin, so the difference of the two scores has moved by the
+    // sum of both margins. A choice of groups is one of sums of two scores.
+    const int terms = graph_.nodes[s].op == SiteOp::kSelect ? 2 : 1;
+    const double bound = PairChange(spread4_ * (in.absolute + noise_ * in.norm), in.cols, terms, false_alarm_) / 2;
+    double margin = -1;  // mean of both sides'; -1: not recorded, or the scores were not
+    if (const int64_t m = graph_.nodes[s].margin_site;
+        m >= 0 && graph_.nodes[s].direct && !judged_[static_cast<size_t>(m)].cells.empty()) {
       const Cell& companion = judged_[static_cast<size_t>(m)].cells[row];
-      if (companion.state != CellState::kAbsent) margin = std::max(0.0, double{companion.norm} - companion.diff);
+      if (companion.state != CellState::kAbsent) margin = double{companion.norm} - double{companion.diff} / 2;
     }
-    // Without a recorded margin any difference of the scores may have decided.
-    if (margin < 0 ? in.absolute > 0 : margin <= bound) {
+    // Without a margin any difference of the scores may have decided, and scores that were not recorded any.
+    if (margin < 0 ? in.absolute > 0 || !graph_.nodes[s].direct : margin <= bound) {
       cell->state = CellState::kAside;
       ++line.rows_set_aside;
       if (graph_.nodes[s].op == SiteOp::kSelect) aside_from_[row] = std::min(aside_from_[row], s + 1);
@@ -414,6 +417,7 @@ class Judge {
   RowInputs inputs_;
   std::vector<uint32_t> aside_from_;  // as in Judgement
   uint32_t first_live_ = 0;
+  double false_alarm_ = 1;  // of one comparison
   double spread4_ = 1, spread64_ = 1;
 
   // Of the site at hand.

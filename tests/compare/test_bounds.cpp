@@ -39,6 +39,40 @@ TEST(RoundingNoise, AccumulatesInF32AtLeast) {
   EXPECT_EQ(RoundingNoise(0, 4, true, 100), 0);
 }
 
+TEST(PairChange, IsAllOfTheNormForFewColumnsAndAPartOfItForMany) {
+  EXPECT_DOUBLE_EQ(PairChange(3, 8, 1, 1e-8), 3 * std::sqrt(2.0));
+  EXPECT_DOUBLE_EQ(PairChange(3, 1, 1, 1e-8), 3 * std::sqrt(2.0));
+  EXPECT_DOUBLE_EQ(PairChange(3, 8, 2, 1e-8), 6);
+  EXPECT_EQ(PairChange(0, 2048, 1, 1e-8), 0);
+  double last = 1;
+  for (int64_t cols = 64; cols <= 1 << 20; cols *= 4) {
+    const double part = PairChange(1, cols, 1, 1e-8) / std::sqrt(2.0);
+    EXPECT_LT(part, last) << cols;
+    last = part;
+  }
+  EXPECT_LT(last, 0.012);
+}
+
+TEST(PairChange, FewerThanPOfNoiseRowsExceedIt) {
+  std::mt19937_64 random(8);
+  std::normal_distribution<double> normal;
+  constexpr int kCols = 256, kRows = 4000;
+  constexpr double kP = 0.05;
+  int above = 0;
+  for (int row = 0; row < kRows; ++row) {
+    double low = 0, high = 0, sum_sq = 0;
+    for (int i = 0; i < kCols; ++i) {
+      const double x = normal(random);
+      low = std::min(low, x);
+      high = std::max(high, x);
+      sum_sq += x * x;
+    }
+    above += high - low > PairChange(std::sqrt(sum_sq), kCols, 1, kP);
+  }
+  EXPECT_LE(above, kRows * kP);
+  EXPECT_GT(above, 0) << "the bound is not loose by much";
+}
+
 TEST(RoundoffOf, TheCoarserOfBothCounts) {
   EXPECT_EQ(RoundoffOf(DType::kF32, DType::kBF16), UnitRoundoff(DType::kBF16));
   EXPECT_EQ(RoundoffOf(DType::kF32, DType::kInvalid), UnitRoundoff(DType::kF32));

@@ -291,9 +291,12 @@ TEST_F(DiffTest, LaterRowsOfADifferingTokenAreSetAside) {
   b.prompts.resize(1);
   a.forced = {1, 2, 3, 4};
   b.forced = {1, 9, 3, 4};  // as if row 12's choice had differed: embed differs from position 13 on
-  b.fault = [&](const std::string& name, int, int64_t first, Matrix* m) {
-    if (name == "next_token" && first == 12) m->at(0, 0) = 9;
+  a.fault = [&](const std::string& name, int, int64_t first, Matrix* m) {
     if (name == "next_token.margin" && first == 12) m->at(0, 0) = 0;
+  };
+  b.fault = [&](const std::string& name, int request, int64_t first, Matrix* m) {
+    a.fault(name, request, first, m);
+    if (name == "next_token" && first == 12) m->at(0, 0) = 9;
   };
   const DiffResult r = Compare(a, b);
   EXPECT_NE(r.verdict, Verdict::kFault) << Describe(r);
