@@ -49,7 +49,7 @@ class Judge {
 
   Judgement Run() {
     CountComparisons();
-    const std::vector<uint8_t> behind = RowsBehindOtherTokens(index_, graph_);
+    const std::vector<uint8_t> behind = RowsBehindOtherTokens(index_);
     for (size_t row = 0; row < behind.size(); ++row) {
       if (behind[row] != 0) aside_from_[row] = 0;
     }

@@ -10,13 +10,14 @@ constexpr double kOtherToken = 0.01;
 
 }  // namespace
 
-std::vector<uint8_t> RowsBehindOtherTokens(const JointIndex& index, const SiteGraph& graph) {
+std::vector<uint8_t> RowsBehindOtherTokens(const JointIndex& index) {
   std::vector<uint8_t> out(index.n_rows, 0);
   int64_t token_site = -1, embed_site = -1;
   for (uint32_t s = 0; s < index.sites.size(); ++s) {
-    if (!graph.nodes[s].comparable) continue;
-    if (index.sites[s].name == "next_token") token_site = s;
-    if (index.sites[s].name == "embed") embed_site = s;
+    const JointSite& site = index.sites[s];
+    if (site.begin[kA] == site.end[kA] || site.begin[kB] == site.end[kB]) continue;
+    if (site.name == "next_token") token_site = s;
+    if (site.name == "embed") embed_site = s;
   }
   if (token_site < 0) return out;
   CellReader reader(index);

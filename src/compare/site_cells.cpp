@@ -154,6 +154,36 @@ void CellReader::AddCell(uint32_t request, size_t i, size_t j, size_t* hint, Sit
   }
 }
 
+namespace {
+
+// What stands behind the layers reads the last of them. Where one side has layers beyond the other's last, that may be
+// another tensor: a run of the first layers alone, or a model with fewer. Only when both say that their models have
+// equally many is it a matter of recording, and the layers in between are bridged.
+void LeaveOutBehindOtherLayers(const JointIndex& index, std::vector<uint8_t>* comparable,
+                               std::vector<std::string>* notes) {
+  int32_t last[2] = {-1, -1};
+  for (const JointSite& site : index.sites) {
+    for (int side : {kA, kB}) {
+      if (site.recorded[side]) last[side] = std::max(last[side], site.parsed.layer);
+    }
+  }
+  if (last[kA] == last[kB] || last[kA] < 0 || last[kB] < 0) return;
+  const std::string layers = MetaOf(*index.trace[kA], "model.n_layers");
+  if (!layers.empty() && layers == MetaOf(*index.trace[kB], "model.n_layers")) return;
+  std::string names;
+  for (size_t i = 0; i < index.sites.size(); ++i) {
+    const SiteName& site = index.sites[i].parsed;
+    if ((*comparable)[i] == 0 || site.layer >= 0 || site.def == nullptr || site.def->op == SiteOp::kEmbed) continue;
+    (*comparable)[i] = 0;
+    names += (names.empty() ? "" : ", ") + index.sites[i].name;
+  }
+  if (names.empty()) return;
+  notes->push_back(names + ": not compared, they follow layer " + std::to_string(last[kA]) + " in A and layer " +
+                   std::to_string(last[kB]) + " in B");
+}
+
+}  // namespace
+
 std::vector<uint8_t> ComparableSites(const JointIndex& index, std::vector<std::string>* notes) {
   std::vector<uint8_t> out(index.sites.size(), 0);
   const bool same_chunks = MetaOf(*index.trace[kA], "chunk") == MetaOf(*index.trace[kB], "chunk");
@@ -173,6 +203,7 @@ std::vector<uint8_t> ComparableSites(const JointIndex& index, std::vector<std::s
     }
     out[i] = 1;
   }
+  LeaveOutBehindOtherLayers(index, &out, notes);
   return out;
 }
 

@@ -240,6 +240,23 @@ TEST_F(ReferenceCommand, OtherModelsAreNoted) {
             0);
   const Output run = RunAssay({"diff", Folder("a"), Folder("b")});
   EXPECT_NE(run.out.find("model.n_layers 4 in A, 2 in B"), std::string::npos) << run.out;
+  // What follows other layers is not compared, so nothing there is a fault.
+  EXPECT_EQ(run.exit_code, 0) << run.out;
+  EXPECT_NE(run.out.find("not compared, they follow layer 3 in A and layer 1 in B"), std::string::npos) << run.out;
+}
+
+TEST_F(ReferenceCommand, LayersThatWereOnlyNotRecordedAreBridged) {
+  ASSERT_EQ(Reference({"--tokens", "5,6,7", "--max-tokens", "2", "--trace", Folder("a")}).exit_code, 0);
+  ASSERT_EQ(
+      Reference({"--tokens", "5,6,7", "--max-tokens", "2", "--trace", Folder("b"), "--fault", "moe-gate-up-swapped@3"},
+                {"ASSAY_LAYERS=0-1"})
+          .exit_code,
+      0);
+  const Output run = RunAssay({"diff", Folder("a"), Folder("b"), "--json"});
+  EXPECT_EQ(run.exit_code, 1) << run.out;
+  const Result<Json> json = ParseJson(run.out, "stdout");
+  ASSERT_TRUE(json.ok());
+  EXPECT_EQ((*json)["first_bad"]["name"], "final_norm");
 }
 
 TEST_F(ReferenceCommand, DamagedCheckpointIsNamedWithItsFile) {
