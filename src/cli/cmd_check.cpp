@@ -28,6 +28,7 @@ int RunCheck(const Options& options) {
   if (!capture.ok()) return Fail("check", capture.status());
   auto result = RunChecks(**capture, options.check);
   if (!result.ok()) return Fail("check", result.status());
+  if (result->coverage.checks_run == 0) return Fail("check", Status::Usage("--only and --skip leave no check to run"));
   if ((*capture)->event_count() == 0) {
     return Fail("check", Status::BadInput(options.trace + " has no events: nothing can be checked"));
   }

@@ -181,6 +181,7 @@ Json ToJson(const Engine& engine, const std::vector<PromptInput>& prompts, const
   out["stats"]["prefill_seconds"] = JsonNumber(s.prefill_seconds);
   out["stats"]["decode_tokens"] = s.decode_tokens;
   out["stats"]["decode_seconds"] = JsonNumber(s.decode_seconds);
+  out["stats"]["nonfinite_choices"] = s.nonsense_choices;
   if (!trace.empty()) out["trace"] = trace;
   return out;
 }
@@ -235,6 +236,17 @@ Result<ModelConfig> ConfigOf(const WeightSource& source, const Arguments& a) {
   return ParseModelConfig(WriteJson(source.config(), -1), source.config_file(), a.overrides);
 }
 
+// Text chosen from NaN looks like any other.
+void WarnOfNonsense(const RunStats& stats, bool traced) {
+  if (stats.nonsense_choices == 0) return;
+  fmt::print(stderr,
+             "assay reference: warning: {} tokens were chosen from logits that hold NaN or infinities, first behind "
+             "position {} of prompt {}; the text means nothing from there on. {}\n",
+             stats.nonsense_choices, stats.nonsense_position, stats.nonsense_prompt + 1,
+             traced ? "`assay check` names the tensor where they begin"
+                    : "Record the run (--trace DIR), and `assay check DIR` names the tensor where they begin");
+}
+
 Status Reference(const Arguments& a) {
   EngineOptions options = a.engine;
   ASSAY_RETURN_IF_ERROR(Choose(a, &options));
@@ -287,6 +299,7 @@ Status Reference(const Arguments& a) {
     }
   }
   if (!made.ok()) return made.status();
+  WarnOfNonsense(engine->stats(), recorder != nullptr);
   const std::string dir = recorder ? recorder->dir() : "";
   if (a.json) {
     fmt::print("{}\n", WriteJson(ToJson(*engine, prompts, *made, tokenizer.get(), dir)));

@@ -17,6 +17,7 @@
 #include "cli/child_process.h"
 #include "cli/commands.h"
 #include "cli/exit_codes.h"
+#include "cli/machine.h"
 #include "cli/python_host.h"
 #include "io/json.h"
 #include "probe/settings.h"
@@ -240,6 +241,10 @@ Result<int> Run(const RunOptions& options) {
   if (!settings.on()) return Status::Usage("recording is off (ASSAY=off or --profile off); run the command itself");
   settings.dir = OneFolder(settings.dir);
   const bool to_stderr = settings.sink == "stderr";
+  // Not left to the command's recordings, which a host may open without looking at the code.
+  if (const FolderFacts folder = CheckFolder(settings.dir); !to_stderr && !folder.writable) {
+    return Status::Environment(fmt::format("no trace can be written to {}: {}", settings.dir, folder.detail));
+  }
   const std::set<std::string> before = to_stderr ? std::set<std::string>() : FilesBefore(settings.dir);
 
   RunReport report;

@@ -1,11 +1,16 @@
 // `assay show TRACE`: what was recorded, one table a step.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "cli/commands.h"
 #include "cli/exit_codes.h"
+#include "compare/bounds.h"
+#include "probe/settings.h"
 #include "report/show_report.h"
 
 namespace assay::cli {
@@ -17,6 +22,19 @@ struct Options {
   ShowOptions show;
   bool json = false;
 };
+
+// "; there is no site X, the nearest is Y" for the first glob that matches no site of the trace.
+std::string NearestSite(const Trace& trace, const std::vector<std::string>& globs) {
+  const std::vector<std::string_view> names(trace.site_names().begin(), trace.site_names().end());
+  for (const std::string& glob : globs) {
+    if (std::any_of(names.begin(), names.end(), [&](std::string_view name) { return GlobMatches(glob, name); })) {
+      continue;
+    }
+    const std::string_view nearest = NearestName(glob, names);
+    return "; no site matches " + glob + (nearest.empty() ? "" : ", the nearest is " + std::string(nearest));
+  }
+  return {};
+}
 
 int RunShow(Options options) {
   auto trace = Trace::Open(options.path);
@@ -45,6 +63,10 @@ int RunShow(Options options) {
   const std::string text =
       options.json ? WriteJson(ShowJson(**trace, model)) + "\n" : ShowText(**trace, model, options.show.wide);
   std::fputs(text.c_str(), stdout);
+  if (model.matching == 0 && model.total > 0) {
+    return Fail("show", Status::Usage("none of the " + std::to_string(model.total) + " events of " + options.path +
+                                      " passes the filters" + NearestSite(**trace, options.show.sites)));
+  }
   for (const Damage& damage : (*trace)->damages()) {
     if (!damage.benign) return kExitBadInput;
   }
@@ -68,7 +90,7 @@ void AddShowCommand(CLI::App& app, int* exit_code) {
   command->footer(
       "Statistics are those of the rows shown; rows read REQUEST:FIRST-LAST (positions). L2 is the Euclidean norm.\n"
       "At the end: sites that were asked for and not seen, dropped events, damaged records.\n"
-      "Exit: 0, or 3 when records were damaged (a torn tail is normal).\n\n"
+      "Exit: 0, 2 when no event passes the filters, or 3 when records were damaged (a torn tail is normal).\n\n"
       "Examples:\n"
       "  assay show run.trace --site 'layers.0.attn.*' --step 0\n"
       "  assay show run.trace --rank 3 --json");

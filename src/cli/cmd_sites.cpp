@@ -24,6 +24,7 @@ void AddSitesCommand(CLI::App& app, int* exit_code) {
       "paths\n"
       "are separated by \" / \"; \"ctx:\" is read over all earlier positions; \"a|b\": whichever the model has.\n"
       "Sites marked opt-in may move a rounding when they are observed inside compiled code.\n\n"
+      "Exit: 0, or 2 when no name matches PATTERN.\n\n"
       "Examples:\n"
       "  assay sites\n"
       "  assay sites 'attn.*' --json");
@@ -31,7 +32,9 @@ void AddSitesCommand(CLI::App& app, int* exit_code) {
     const std::string text =
         options->json ? WriteJson(SitesJson(options->pattern)) + "\n" : SitesText(options->pattern);
     std::fputs(text.c_str(), stdout);
-    *exit_code = kExitOk;
+    *exit_code = AnySite(options->pattern)
+                     ? kExitOk
+                     : Fail("sites", Status::Usage("no canonical name matches " + options->pattern));
   });
 }
 

@@ -1,4 +1,7 @@
 // assay weights: audits a checkpoint, and the weights that an engine has in memory against it.
+#include <fnmatch.h>
+
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -22,6 +25,12 @@ struct Options {
 
 Status Weights(const Options& options, int* exit_code) {
   ASSAY_ASSIGN_OR_RETURN(const auto source, WeightSource::Open(options.checkpoint));
+  const auto chosen = [&](const WeightPtr& weight) {
+    return ::fnmatch(options.only.c_str(), weight->name().c_str(), 0) == 0;
+  };
+  if (!options.only.empty() && std::none_of(source->weights().begin(), source->weights().end(), chosen)) {
+    return Status::Usage("--only: no weight of " + options.checkpoint + " matches " + options.only);
+  }
   if (!options.decode.empty()) {
     constexpr uint64_t kLimit = uint64_t{64} << 30;
     ASSAY_RETURN_IF_ERROR(ExportDecoded(*source, options.only, kLimit, options.decode));

@@ -161,7 +161,14 @@ FolderFacts CheckFolder(const std::string& trace_dir) {
   FolderFacts facts;
   std::error_code error;
   fs::path path = fs::absolute(trace_dir, error);
-  while (!fs::exists(path, error) && path.has_relative_path()) path = path.parent_path();
+  while (!fs::exists(path, error) && path.has_relative_path()) {
+    if (fs::is_symlink(fs::symlink_status(path, error))) {
+      facts.path = path.string();
+      facts.detail = facts.path + " is a symbolic link that leads nowhere";
+      return facts;
+    }
+    path = path.parent_path();
+  }
   facts.path = path.string();
   if (!fs::is_directory(path, error)) {
     facts.detail = facts.path + " is not a folder";

@@ -129,6 +129,15 @@ double Tolerance::of(std::string_view site) const {
   return -1;
 }
 
+Status Tolerance::CheckPatterns(const std::vector<std::string>& sites) const {
+  for (const Entry& entry : entries_) {
+    const auto matches = [&](const std::string& site) { return GlobMatches(entry.pattern, site); };
+    if (std::any_of(sites.begin(), sites.end(), matches)) continue;
+    return Status::Usage("tolerance: no site of the traces matches \"" + entry.pattern + "\"");
+  }
+  return {};
+}
+
 bool GlobMatches(std::string_view pattern, std::string_view text) {
   // Back to the last star on a mismatch: linear in pattern times text, no recursion.
   size_t p = 0, t = 0;

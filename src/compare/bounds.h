@@ -46,6 +46,8 @@ class Tolerance {
   static Result<Tolerance> Parse(std::string_view text);  // kUsage names the entry and what is wrong with it
   // The relative tolerance of the site, or -1: not given, the derived bound holds.
   double of(std::string_view site) const;
+  // kUsage with the first entry whose pattern no site matches.
+  Status CheckPatterns(const std::vector<std::string>& sites) const;
 
  private:
   struct Entry {

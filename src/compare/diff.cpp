@@ -157,7 +157,9 @@ Result<DiffResult> Diff(const Trace& a, const Trace& b, const DiffOptions& optio
   ASSAY_ASSIGN_OR_RETURN(judge.tolerance, Tolerance::Parse(options.tolerance));
   ASSAY_ASSIGN_OR_RETURN(judge.floor, MeasureFloor(a, options));
   ASSAY_ASSIGN_OR_RETURN(const JointIndex index, JointIndex::Build(a, b, ThreadsOf(options)));
-  std::vector<std::string> notes = index.notes;
+  std::vector<std::string> notes = index.notes, names;
+  for (const JointSite& site : index.sites) names.push_back(site.name);
+  if (!names.empty()) ASSAY_RETURN_IF_ERROR(judge.tolerance.CheckPatterns(names));
   const SiteGraph graph = SiteGraph::Build(index, ComparableSites(index, &notes));
   Judgement judgement = JudgeAll(index, graph, judge);
 

@@ -273,6 +273,10 @@ Result<std::vector<Generation>> Engine::Impl::Run(Runner<T>* runner, const Engin
       if (logits != nullptr) {
         const Choice choice = ChooseToken(logits + (at - 1) * config.vocab_size, config.vocab_size,
                                           run_options.temperature, run_options.seed, keys[r], position);
+        if (choice.nonsense > 0 && stats.nonsense_choices++ == 0) {
+          stats.nonsense_prompt = s.request;
+          stats.nonsense_position = position;
+        }
         choice_runs.push_back({keys[r], static_cast<int64_t>(choices.size()), 1, position, false});
         choices.push_back(choice.token);
         margins.push_back(static_cast<float>(choice.margin));

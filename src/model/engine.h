@@ -57,6 +57,8 @@ struct Generation {
 struct RunStats {
   double prefill_seconds = 0, decode_seconds = 0;
   int64_t prefill_tokens = 0, decode_tokens = 0;
+  // Tokens that were chosen from logits with NaN or +inf among them, and the first of these.
+  int64_t nonsense_choices = 0, nonsense_prompt = -1, nonsense_position = -1;
 };
 
 // Sees each row of logits as it is computed: prompt number, position of the row, values (bf16 and f32 runs widened).

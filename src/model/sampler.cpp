@@ -23,6 +23,7 @@ Choice ChooseToken(const T* logits, int64_t vocab, double temperature, uint64_t 
   double best = -std::numeric_limits<double>::infinity(), second = best;
   for (int64_t i = 0; i < vocab; ++i) {
     const double v = static_cast<double>(logits[i]);
+    if (!(v < std::numeric_limits<double>::infinity())) ++choice.nonsense;
     if (v > best) {
       second = best;
       best = v;

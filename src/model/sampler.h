@@ -7,7 +7,8 @@ namespace assay {
 
 struct Choice {
   int64_t token = 0;
-  double margin = 0;  // largest logit minus the second largest
+  double margin = 0;     // largest logit minus the second largest
+  int64_t nonsense = 0;  // logits that are NaN or +inf; -inf is how a token is masked
 };
 
 // temperature 0: the largest logit, lowest id among equals. Otherwise a draw from softmax(logits / temperature) with a

@@ -1,5 +1,8 @@
 #include "report/sites_report.h"
 
+#include <algorithm>
+#include <span>
+
 #include "base/version.h"
 #include "compare/bounds.h"
 #include "report/text_table.h"
@@ -33,6 +36,11 @@ Json InputsJson(std::string_view inputs) {
 }
 
 }  // namespace
+
+bool AnySite(const std::string& pattern) {
+  const std::span<const SiteDef> sites = AllSites();
+  return std::any_of(sites.begin(), sites.end(), [&](const SiteDef& def) { return Wanted(def, pattern); });
+}
 
 Json SitesJson(const std::string& pattern) {
   Json j;

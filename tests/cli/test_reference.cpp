@@ -259,6 +259,41 @@ TEST_F(ReferenceCommand, LayersThatWereOnlyNotRecordedAreBridged) {
   EXPECT_EQ((*json)["first_bad"]["name"], "final_norm");
 }
 
+TEST_F(ReferenceCommand, FiltersThatMatchNothingAreUsageErrors) {
+  ASSERT_EQ(Reference({"--tokens", "5,6", "--max-tokens", "1", "--trace", Folder("a")}).exit_code, 0);
+  const Output site = RunAssay({"show", Folder("a"), "--site", "layers.0.attn.qq"});
+  EXPECT_EQ(site.exit_code, 2);
+  EXPECT_NE(site.err.find("no site matches layers.0.attn.qq, the nearest is layers.0.attn.q"), std::string::npos)
+      << site.err;
+  for (const std::vector<std::string>& filter :
+       std::vector<std::vector<std::string>>{{"--rank", "7"}, {"--step", "99"}, {"--request", "1234"}}) {
+    const Output run = RunAssay({"show", Folder("a"), filter[0], filter[1], "--json"});
+    EXPECT_EQ(run.exit_code, 2) << filter[0];
+    EXPECT_NE(run.err.find("passes the filters"), std::string::npos) << run.err;
+    EXPECT_EQ((*ParseJson(run.out, "stdout"))["events_matching"], 0);
+  }
+  const Output diff = RunAssay({"diff", Folder("a"), Folder("a"), "--tolerance", "layers.*.attn.qq:1e-3"});
+  EXPECT_EQ(diff.exit_code, 2);
+  EXPECT_NE(diff.err.find("no site of the traces matches"), std::string::npos) << diff.err;
+  EXPECT_EQ(RunAssay({"check", Folder("a"), "--only", "nonsuch"}).exit_code, 2);
+  EXPECT_EQ(RunAssay({"check", Folder("a"), "--only", "nonfinite", "--skip", "nonfinite"}).exit_code, 2);
+  EXPECT_EQ(RunAssay({"sites", "attn.qq"}).exit_code, 2);
+  EXPECT_EQ(RunAssay({"weights", kModel, "--only", "nonsuch*"}).exit_code, 2);
+}
+
+TEST_F(ReferenceCommand, TextChosenFromNaNIsSaid) {
+  const std::vector<std::string> run = {"--tokens", "5,6,7", "--max-tokens", "3"};
+  const Output clean = Reference(run);
+  EXPECT_EQ(clean.err.find("warning"), std::string::npos) << clean.err;
+  std::vector<std::string> faulty = run;
+  faulty.insert(faulty.end(), {"--fault", "fp16-value-overflow@1", "--json"});
+  const Output nonsense = Reference(faulty);
+  EXPECT_EQ(nonsense.exit_code, 0);
+  EXPECT_NE(nonsense.err.find("warning: 3 tokens were chosen from logits that hold NaN"), std::string::npos)
+      << nonsense.err;
+  EXPECT_EQ((*ParseJson(nonsense.out, "stdout"))["stats"]["nonfinite_choices"], 3);
+}
+
 TEST_F(ReferenceCommand, DamagedCheckpointIsNamedWithItsFile) {
   const std::string copy = Folder("copy");
   std::filesystem::copy(kModel, copy);

@@ -86,6 +86,19 @@ TEST_F(RunCommand, WrongSettingsEndBeforeTheCommandStarts) {
   EXPECT_EQ(Run({}).exit_code, 2);
 }
 
+TEST_F(RunCommand, FolderThatCannotBeMadeEndsBeforeTheCommandStarts) {
+  fs::create_symlink("loop", folder_ + "/loop");
+  fs::create_symlink("nowhere", folder_ + "/dangling");
+  std::ofstream(folder_ + "/file") << "x";
+  for (const char* dir : {"/proc/x", "file", "file/below", "loop", "loop/below", "dangling"}) {
+    const Output run = Run({"--dir", dir, "--", "touch", "ran"});
+    EXPECT_EQ(run.exit_code, 4) << dir << ": " << run.err;
+    EXPECT_NE(run.err.find("no trace can be written to"), std::string::npos) << run.err;
+    EXPECT_FALSE(fs::exists(folder_ + "/ran")) << dir;
+  }
+  EXPECT_EQ(Run({"--dir", "a/b/%r-%p", "--", host_}).exit_code, 0);
+}
+
 TEST_F(RunCommand, StrictIsOneWhenAPatternMatchedNothing) {
   const Output run = Run({"--strict", "on", "--include", "logits,layers.*", "--", host_});
   EXPECT_EQ(run.exit_code, 2);  // the host passes assay_close's code on: the library is strict too

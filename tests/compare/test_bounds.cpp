@@ -90,6 +90,14 @@ TEST(Tolerance, LastMatchingEntryHolds) {
   EXPECT_EQ(only_pattern->of("embed"), -1);
 }
 
+TEST(Tolerance, PatternWithoutASiteIsAUsageError) {
+  const std::vector<std::string> sites = {"embed", "layers.0.attn.q"};
+  EXPECT_TRUE(Tolerance::Parse("1e-5,layers.*.q:1e-3")->CheckPatterns(sites).ok());
+  const Status refused = Tolerance::Parse("layers.*.q:1e-3,layers.*.qq:1")->CheckPatterns(sites);
+  EXPECT_EQ(refused.code(), Code::kUsage);
+  EXPECT_NE(refused.message().find("layers.*.qq"), std::string::npos);
+}
+
 TEST(Tolerance, NonsenseIsAUsageError) {
   for (const char* text : {"x", "1e-5,", ",", "q:", ":1", "q:nan", "-1", "1e-5 ", "inf"}) {
     auto tolerance = Tolerance::Parse(text);
