@@ -14,7 +14,7 @@ struct KeyDefault {
   std::string_view fallback;  // or empty: none
 };
 
-constexpr std::array<KeyDefault, 42> kDefaults = {{
+constexpr std::array<KeyDefault, 40> kDefaults = {{
     {"softmax_scale", "model.softmax_scale", ""},
     {"causal", "", "1"},
     {"window", "model.sliding_window", "0"},
@@ -48,8 +48,6 @@ constexpr std::array<KeyDefault, 42> kDefaults = {{
     {"logit_scale", "", "1"},
     {"residual_scale", "", "1"},
     {"block_size", "", "1"},
-    {"k_scale", "", "1"},
-    {"v_scale", "", "1"},
     {"kv_scale", "", "1"},
     {"scale_rule", "", "static"},
     {"scale_layout", "", "linear"},

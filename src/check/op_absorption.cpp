@@ -47,8 +47,35 @@ std::optional<HeadWeights> WeightsOf(const Subject& s, bool keys, int64_t c) {
   return w;
 }
 
-Result<Array> Canonical(const HeadWeights& w, const Array& in, int64_t heads, int64_t d, int64_t c, bool latent_last) {
+// Heads of a result on this rank, and which ones of a weight that was recorded whole.
+struct HeadRange {
+  int64_t first = 0, count = 1, all = 1;
+};
+
+HeadRange HeadsOf(const Subject& s, int64_t heads, const Tensor& weight) {
+  HeadRange range{0, heads, heads};
+  const Shard& shard = s.info().event.shard;
+  const int64_t width = s.tensor()->dim(-1);
+  if (shard.count > 1 && weight.info->event.shard.count <= 1 && width > 0 && shard.full_cols > 0) {
+    range.first = shard.col_offset / width;
+    range.all = shard.full_cols / width;
+  }
+  return range;
+}
+
+// The other ways in which the memory of a head may be read.
+enum class Reading { kRight, kOther, kRightAsTransposed, kOtherAsTransposed };
+
+Result<Array> Canonical(const HeadWeights& w, const Array& whole, const HeadRange& range, int64_t d, int64_t c,
+                        Reading reading) {
+  const int64_t heads = range.count;
   Array out = Array::Filled({heads, d, c});
+  Array in = whole;
+  const int64_t each = whole.size() / std::max<int64_t>(range.all, 1);
+  if (range.all != heads && whole.size() == range.all * each) {
+    in.values.assign(whole.values.begin() + range.first * each, whole.values.begin() + (range.first + heads) * each);
+    in.shape = {heads, each};
+  }
   if (w.of_kv_b) {
     const int64_t own = in.size() / std::max<int64_t>(heads * c, 1);
     if (own < d || in.size() != heads * own * c) return Status::BadInput(w.name + " has other heads");
@@ -59,14 +86,28 @@ Result<Array> Canonical(const HeadWeights& w, const Array& in, int64_t heads, in
     return out;
   }
   if (in.size() != out.size()) return Status::BadInput(w.name + " has another shape than its operands");
-  if (latent_last) {
+  const bool turned = (reading == Reading::kOther || reading == Reading::kOtherAsTransposed) == w.latent_last;
+  if (turned) {
+    for (int64_t h = 0; h < heads; ++h)
+      for (int64_t i = 0; i < c; ++i)
+        for (int64_t j = 0; j < d; ++j) out[(h * d + j) * c + i] = in[(h * c + i) * d + j];
+  } else {
     out.values = in.values;
-    return out;
   }
-  for (int64_t h = 0; h < heads; ++h)
-    for (int64_t i = 0; i < c; ++i)
-      for (int64_t j = 0; j < d; ++j) out[(h * d + j) * c + i] = in[(h * c + i) * d + j];
-  return out;
+  if (reading != Reading::kRightAsTransposed && reading != Reading::kOtherAsTransposed) return out;
+  // Laid out anew as [H, d, c] or [H, c, d], and that memory read the other way round.
+  Array again = out;
+  for (int64_t h = 0; h < heads; ++h) {
+    for (int64_t j = 0; j < d; ++j) {
+      for (int64_t i = 0; i < c; ++i) {
+        if (reading == Reading::kRightAsTransposed)
+          again[(h * d + j) * c + i] = out[h * d * c + i * d + j];
+        else
+          again[h * d * c + i * d + j] = out[(h * d + j) * c + i];
+      }
+    }
+  }
+  return again;
 }
 
 // keys: y[t, h, c] = sum over d of x[t, h, d] w[h, d, c]; otherwise y[t, h, d] = sum over c of x[t, h, c] w[h, d, c].
@@ -105,24 +146,28 @@ void JudgePerHead(Subject& s, const std::string& input, bool keys) {
                 d = keys ? x->shape[2] : s.actual().cols();
   const auto w = WeightsOf(s, keys, c);
   if (!w) return Missing(s, s.Sibling(keys ? "attn.W_UK_T" : "attn.W_UV"));
-  const auto run = [&](int64_t shift, bool latent_last) {
-    return [&, shift, latent_last](std::span<const Array> in) -> Result<oracle::Computed> {
-      ASSAY_ASSIGN_OR_RETURN(Array weights, Canonical(*w, in[1], heads, d, c, latent_last));
+  const HeadRange range = HeadsOf(s, heads, *w->tensor);
+  const auto run = [&](int64_t shift, Reading reading) {
+    return [&, shift, reading](std::span<const Array> in) -> Result<oracle::Computed> {
+      ASSAY_ASSIGN_OR_RETURN(Array weights, Canonical(*w, in[1], range, d, c, reading));
       return PerHead(in[0], weights, keys, shift);
     };
   };
   Operation product;
   product.inputs = {{x->info->name, x}, {w->name, w->tensor}};
-  product.run = run(0, w->latent_last);
+  product.run = run(0, Reading::kRight);
   JudgeOperation(s, product, [&](const Difference&, const oracle::Computed& right) -> std::optional<Explanation> {
     for (int64_t shift = 1; shift < heads; ++shift) {
-      if (Fits(s, run(shift, w->latent_last)(product.arrays()))) {
+      if (Fits(s, run(shift, Reading::kRight)(product.arrays()))) {
         return Explanation{fault_class::kTpShard,
                            "fits the weights of other heads: head h takes those of head h + " + std::to_string(shift)};
       }
     }
-    if (!w->of_kv_b && Fits(s, run(0, !w->latent_last)(product.arrays())))
-      return Explanation{fault_class::kStride, "fits the memory of " + w->name + " read as its transpose"};
+    for (Reading reading : {Reading::kOther, Reading::kRightAsTransposed, Reading::kOtherAsTransposed}) {
+      if (w->of_kv_b && reading == Reading::kOther) continue;
+      if (Fits(s, run(0, reading)(product.arrays())))
+        return Explanation{fault_class::kStride, "fits the memory of " + w->name + " read as its transpose"};
+    }
     const double ratio = ConstantRatio(s.actual(), right.value, s.judged(), std::max(1e-4, 8 * s.precision().store));
     if (!std::isnan(ratio))
       return Explanation{fault_class::kScale, "the result is one constant off", ratio, "result used / expected"};
@@ -138,17 +183,19 @@ void JudgeUp(Subject& s, bool keys) {
   if (w == nullptr) return Missing(s, s.Sibling("attn.kv_b_proj.weight"));
   if (!SameRows(*latent, *s.tensor())) return;
   const int64_t heads = s.actual().rank() == 3 ? s.actual().shape[1] : 1, cols = s.actual().cols();
+  const HeadRange range = HeadsOf(s, heads, *w);
   Operation up;
   up.inputs = {{latent->info->name, latent}, {w->info->name, w}};
   const auto run = [&](int64_t shift) {
     return [&, shift](std::span<const Array> in) -> Result<oracle::Computed> {
       const int64_t c = in[0].cols(), n = in[1].size() / std::max<int64_t>(c, 1);
-      if (n % heads != 0 || n / heads < cols || in[1].size() != n * c)
+      if (n % range.all != 0 || n / range.all < cols || in[1].size() != n * c)
         return Status::BadInput("kv_b_proj has other heads than " + s.info().name);
-      const int64_t own = n / heads;
+      const int64_t own = n / range.all;
       std::vector<int64_t> rows;
       for (int64_t h = 0; h < heads; ++h)
-        for (int64_t j = 0; j < cols; ++j) rows.push_back((h + shift) % heads * own + (keys ? j : own - cols + j));
+        for (int64_t j = 0; j < cols; ++j)
+          rows.push_back((range.first + (h + shift) % heads) * own + (keys ? j : own - cols + j));
       ASSAY_ASSIGN_OR_RETURN(Array picked, oracle::TakeRows({{n, c}, in[1].values}, rows));
       ASSAY_ASSIGN_OR_RETURN(oracle::Computed y,
                              oracle::Linear({{in[0].size() / c, c}, in[0].values}, picked, {{0}, {}}));

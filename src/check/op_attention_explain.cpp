@@ -246,6 +246,69 @@ bool FromPool(const Subject& out, const Tensor& table, int64_t block_size, const
   return true;
 }
 
+// Slots a block: as recorded, else what engines use.
+std::vector<int64_t> BlockSizes(const Subject& out, int64_t recorded) {
+  if (recorded <= 1) {
+    if (const auto text = out.capture().ProcessText(out.info(), "block_size"))
+      recorded = std::strtoll(text->c_str(), nullptr, 10);
+  }
+  if (recorded > 1) return {recorded};
+  return {16, 32, 64, 8, 4, 128};
+}
+
+// Keys behind the newest one, to the end of its block, that nobody wrote: zeros.
+void TryPadding(const Subject& out, const AttentionCall& call, Trial* trial) {
+  for (int64_t block : BlockSizes(out, 0)) {
+    AttentionCall changed = call;
+    bool any = false;
+    for (AttentionBatch& b : changed.batches) {
+      if (b.key_positions.empty()) continue;
+      const int64_t end = (b.key_positions.back() / block + 1) * block;
+      const auto extend = [&](Array* a, int64_t n) {
+        if (a->values.empty()) return;
+        const int64_t width = a->size() / a->shape[0];
+        a->shape[0] += n;
+        a->values.resize(static_cast<size_t>(a->shape[0] * width), 0.0);
+      };
+      const int64_t more = end - 1 - b.key_positions.back();
+      any = any || more > 0;
+      extend(&b.k, more);
+      extend(&b.v, more);
+      // They are seen whatever the query's position: given the position of a key that every query sees.
+      for (int64_t i = 0; i < more; ++i) b.key_positions.push_back(b.query_positions.front());
+      b.mask = {};
+    }
+    if (any && trial->Try(changed, {fault_class::kPadRead,
+                                    "fits keys of zeros behind the newest one, to the end of its block of " +
+                                        std::to_string(block) + ": slots that nobody wrote",
+                                    kNone, "", 3})) {
+      return;
+    }
+  }
+}
+
+// A query, key or value read by a head stride of 0: all heads are one.
+void TryHeadStrides(const AttentionCall& call, Trial* trial) {
+  for (int part = 0; part < 3; ++part) {
+    AttentionCall changed = call;
+    bool several = false;
+    for (AttentionBatch& b : changed.batches) {
+      Array& a = part == 0 ? b.q : part == 1 ? b.k : b.v;
+      if (a.rank() != 3 || a.shape[1] < 2) continue;
+      several = true;
+      const int64_t d = a.shape[2], heads = a.shape[1];
+      for (int64_t t = 0; t < a.shape[0]; ++t)
+        for (int64_t h = 1; h < heads; ++h)
+          std::copy_n(a.values.begin() + t * heads * d, d, a.values.begin() + (t * heads + h) * d);
+    }
+    constexpr const char* kNames[] = {"queries", "keys", "values"};
+    if (several && trial->Try(changed, {fault_class::kStride, std::string("fits ") + kNames[part] +
+                                                                  " of head 0 in every head: a head stride of 0"})) {
+      return;
+    }
+  }
+}
+
 bool BatchFits(const Subject& out, const AttentionCall& call, size_t batch) {
   auto values = Recompute(call, static_cast<int>(batch));
   if (!values.ok()) return false;
@@ -285,8 +348,8 @@ std::optional<Explanation> ForeignRows(const Subject& out, const AttentionCall& 
       const AttentionBatch& from = call.batches[other];
       // All rows, or one block of them, at the same positions of another request.
       std::vector<std::pair<int64_t, int64_t>> spans{{0, last + 1}};
-      for (int64_t size : {block_size > 1 ? block_size : int64_t{16}}) {
-        for (int64_t p = 0; p <= last && spans.size() < 64; p += size) spans.emplace_back(p, p + size);
+      for (int64_t size : BlockSizes(out, block_size)) {
+        for (int64_t p = 0, n = 0; p <= last && n < 64; p += size, ++n) spans.emplace_back(p, p + size);
       }
       for (auto [begin, end] : spans) {
         AttentionCall changed = call;
@@ -553,6 +616,9 @@ std::optional<Explanation> ExplainAttention(const Subject& out, const AttentionC
   TryMasks(call, &trial);
   if (auto why = trial.best()) return why;
   if (auto why = ForeignRows(out, call)) return why;
+  TryHeadStrides(call, &trial);
+  TryPadding(out, call, &trial);
+  if (auto why = trial.best()) return why;
   if (TwoHeadsWide(call, &trial)) return trial.best();
   if (auto why = LeavesRange(out, call)) return why;
   return ExplainPrecision(out, right.out);

@@ -46,7 +46,7 @@ void FillCause(FirstBad* bad, const Explanation& why) {
   bad->method = "check: oracle";
   if (!std::isnan(why.constant)) {
     bad->constant_value = why.constant;
-    bad->constant = NumberText(why.constant) + (why.meaning.empty() ? "" : " = " + why.meaning);
+    bad->constant = why.meaning;
   }
   if (!why.text.empty()) bad->evidence.push_back(why.text);
   bad->confidence = why.rank >= 2 ? 0.95 : 0.7;

@@ -302,6 +302,32 @@ bool Representable(const oracle::Array& a, double unit_roundoff) {
   return nonzero >= 8;
 }
 
+// Errors as roundings make them: small beside the values, not the value itself times something in nearly all that they
+// amount to, and in more than a few of the rows.
+bool LooksLikeRounding(const Subject& subject, const oracle::Computed& right) {
+  const oracle::Array& have = subject.actual();
+  const auto n_rows = static_cast<int64_t>(subject.judged().size());
+  const int64_t width = have.size() / std::max<int64_t>(n_rows, 1);
+  double errors = 0, values = 0, along = 0;
+  int64_t rows = 0, off = 0;
+  for (int64_t r = 0; r < n_rows; ++r) {
+    if (!subject.judged()[static_cast<size_t>(r)]) continue;
+    double e = 0, v = 0, cross = 0;
+    for (int64_t i = r * width; i < (r + 1) * width; ++i) {
+      const double error = have[i] - right.value[i];
+      e += error * error;
+      v += right.value[i] * right.value[i];
+      cross += error * right.value[i];
+    }
+    ++rows;
+    off += e > 0x1p-40 * v;
+    errors += e;
+    values += v;
+    if (cross * cross > 0.9 * e * v) along += e;
+  }
+  return errors <= 0.09 * values && along <= 0.5 * errors && 4 * off >= rows;
+}
+
 std::optional<Explanation> ExplainPrecision(const Subject& subject, const oracle::Computed& right) {
   const oracle::Precision declared = subject.precision();
   const bool divided = subject.info().name.ends_with("out") && subject.info().name.find("attn.") != std::string::npos;
@@ -321,7 +347,8 @@ std::optional<Explanation> ExplainPrecision(const Subject& subject, const oracle
     }
     // Summed coarser: within the bound of such a sum and beyond that of the declared one. A running sum in that type is
     // representable in it, unless attention divides it in the end.
-    if (u > declared.accum && coarse != DType::kF8E4M3FN && (representable || divided)) {
+    if (u > declared.accum && coarse != DType::kF8E4M3FN &&
+        (representable || (divided && LooksLikeRounding(subject, right)))) {
       oracle::Precision p = declared;
       p.accum = u;
       p.walk = true;

@@ -55,6 +55,36 @@ Subject WithRouterKeys(const Subject& ids) {
   return weights == nullptr ? ids : Subject(ids.capture(), weights, ids.report());
 }
 
+// Whether some bias of the experts makes every choice of these rows the best: differences b_f - b_e <= s_e - s_f for
+// each expert e taken and f left out, which can be met unless they close a cycle below zero.
+bool SomeBiasFits(const Array& scores, const std::vector<int64_t>& ids, int64_t k, std::span<const char> judged) {
+  const int64_t n = scores.cols();
+  Array least = Array::Filled({n, n}, HUGE_VAL);
+  for (int64_t t = 0; t < scores.rows(); ++t) {
+    if (!judged[static_cast<size_t>(t)]) continue;
+    const std::set<int64_t> mine(ids.begin() + t * k, ids.begin() + (t + 1) * k);
+    if (static_cast<int64_t>(mine.size()) != k) return false;
+    for (int64_t e : mine) {
+      if (e < 0 || e >= n) return false;
+      for (int64_t f = 0; f < n; ++f) {
+        if (!mine.contains(f)) least[e * n + f] = std::min(least[e * n + f], scores[t * n + e] - scores[t * n + f]);
+      }
+    }
+  }
+  std::vector<double> b(static_cast<size_t>(n), 0);
+  for (int64_t round = 0; round <= n; ++round) {
+    bool changed = false;
+    for (int64_t e = 0; e < n; ++e) {
+      for (int64_t f = 0; f < n; ++f) {
+        const double limit = b[static_cast<size_t>(e)] + least[e * n + f];
+        if (limit < b[static_cast<size_t>(f)] - 1e-12) b[static_cast<size_t>(f)] = limit, changed = true;
+      }
+    }
+    if (!changed) return true;
+  }
+  return false;
+}
+
 void JudgeIds(Subject& s) {
   const TensorPtr logits = s.Operand(s.Sibling("moe.router_logits"));
   if (logits == nullptr) {
@@ -91,6 +121,12 @@ void JudgeIds(Subject& s) {
   };
   const std::vector<int64_t> rows = wrong_rows(*routing);
   if (rows.empty()) return s.report().Right(s.info().id);
+  // A model that has a correction bias, recorded without its weights, chooses by scores that are not known.
+  const std::string gate = s.Sibling("mlp.gate");
+  if (bias == nullptr && spec.scoring == oracle::Scoring::kSigmoid && s.Weight(gate + ".weight") == nullptr &&
+      SomeBiasFits(routing->selection, ids, k, s.judged())) {
+    return Missing(s, gate + ".e_score_correction_bias");
+  }
   Explanation why{fault_class::kMoeRoute, "experts chosen are not the best of the recorded logits"};
   if (bias != nullptr) {
     const auto plain = oracle::Route(ToArray(*logits), Empty(), spec);

@@ -99,6 +99,19 @@ void JudgeNorm(Subject& s, const NormSite& site) {
       return Explanation{fault_class::kReduce, "fits the mean square of this rank's columns in place of the whole row",
                          ratio, "normed shard used / expected"};
     }
+    const int64_t world = s.capture().world_size(), cols = right.value.size() / rows;
+    if (!cut && !layer_norm && n_terms == 1 && world > 1 &&
+        cols % world == 0) {  // statistics of this rank's columns alone
+      const int64_t begin = s.info().event.rank * (cols / world);
+      auto own = oracle::MeanSquares({{rows, arrays[0].size() / rows}, arrays[0].values}, begin, begin + cols / world);
+      if (own.ok() && Fits(s, oracle::RmsNormGiven({{rows, cols}, arrays[0].values}, arrays[1], eps, *own)))
+        return Explanation{fault_class::kReduce,
+                           "fits the mean square of the columns of this rank in place of the whole row"};
+    }
+    auto ones = arrays;
+    std::fill(ones[n_terms].values.begin(), ones[n_terms].values.end(), 1.0);
+    if (Fits(s, run_with(ones, eps, 0, false)))
+      return Explanation{fault_class::kLoad, "fits a weight of ones in place of " + weight_name};
     if (Fits(s, run_with(arrays, eps, 1, false))) return Explanation{fault_class::kKernel, "fits weights with 1 added"};
     if (Fits(s, run_with(arrays, 0, 0, false))) return Explanation{fault_class::kKernel, "fits without eps"};
     for (double other : {1e-5, 1e-6, 1e-8, 1e-12}) {
@@ -110,7 +123,9 @@ void JudgeNorm(Subject& s, const NormSite& site) {
       auto alone = arrays;
       std::fill(alone[1].values.begin(), alone[1].values.end(), 0.0);
       if (Fits(s, run_with(alone, eps, 0, false))) {
-        return Explanation{fault_class::kKernel, "fits without " + norm.inputs[1].name + " added before the norm"};
+        const bool compiled = s.Flag("compiled", false) || s.Flag("inplace", false);
+        return Explanation{compiled ? fault_class::kCompile : fault_class::kKernel,
+                           "fits without " + norm.inputs[1].name + " added before the norm"};
       }
     }
     const double c = ConstantRatio(s.actual(), right.value, s.judged(), std::max(1e-4, 8 * s.precision().store));

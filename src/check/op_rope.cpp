@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
 
 #include "check/op_checks.h"
 #include "check/op_explain.h"
@@ -268,6 +269,14 @@ std::optional<Explanation> ExplainRotation(const Subject& s, const Raw& raw, con
       return Explanation{fault_class::kRopeForm, "fits a rotation of the whole head"};
     }
   }
+  // Rows of several positions that are as they came in: no rotation at all.
+  std::set<int64_t> seen;
+  for (size_t i = 0; i < s.tensor()->rows.size(); ++i) {
+    if (s.judged()[i] && s.tensor()->rows[i].position > 0) seen.insert(s.tensor()->rows[i].position);
+  }
+  const std::vector<double> nowhere(positions.size(), 0);
+  if (seen.size() > 1 && Fits(s, Turn(before, nowhere, r)))
+    return Explanation{fault_class::kRopeForm, "fits rows that were not rotated at all"};
   std::vector<double> back = positions;
   for (double& p : back) p = -p;
   if (Fits(s, Turn(before, back, r)))

@@ -17,8 +17,7 @@
 #include "cli/child_process.h"
 #include "cli/commands.h"
 #include "cli/exit_codes.h"
-#include "cli/machine.h"
-#include "cli/python_host.h"
+#include "cli/recorded_command.h"
 #include "io/json.h"
 #include "probe/settings.h"
 #include "trace/reader.h"
@@ -41,20 +40,6 @@ std::string OptionName(std::string_view variable) {
   std::string name = "--";
   for (char c : variable.substr(6)) name += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   return name;
-}
-
-// The folder for all processes of this run: %i becomes the next free number now, so that they meet in one; the path
-// becomes absolute, as the command may change its folder.
-std::string OneFolder(std::string dir) {
-  std::error_code error;
-  dir = fs::absolute(dir, error).string();
-  const size_t at = dir.find("%i");
-  if (at == std::string::npos) return dir;
-  for (int i = 0;; ++i) {
-    std::string candidate = dir;
-    candidate.replace(at, 2, std::to_string(i));
-    if (!fs::exists(candidate, error)) return candidate;
-  }
 }
 
 // Folders that the pattern names once the processes have put their rank, pid and host in.
@@ -231,26 +216,12 @@ Status WriteReport(const std::string& file, const std::string& text) {
 }
 
 Result<int> Run(const RunOptions& options) {
-  std::vector<std::string> assignments;
-  if (const char* gate = std::getenv("ASSAY"); gate == nullptr || *gate == '\0') assignments.push_back("ASSAY=all");
-  if (const char* dir = std::getenv("ASSAY_DIR"); dir == nullptr || *dir == '\0') {
-    assignments.push_back("ASSAY_DIR=assay-trace-%i");
-  }
-  for (const auto& [name, value] : options.knobs) assignments.push_back(name + "=" + value);
-  ASSAY_ASSIGN_OR_RETURN(Settings settings, ParseSettings(assignments, true));
-  if (!settings.on()) return Status::Usage("recording is off (ASSAY=off or --profile off); run the command itself");
-  settings.dir = OneFolder(settings.dir);
+  ASSAY_ASSIGN_OR_RETURN(const Settings settings, SettingsForCommand(options.knobs));
   const bool to_stderr = settings.sink == "stderr";
-  // Not left to the command's recordings, which a host may open without looking at the code.
-  if (const FolderFacts folder = CheckFolder(settings.dir); !to_stderr && !folder.writable) {
-    return Status::Environment(fmt::format("no trace can be written to {}: {}", settings.dir, folder.detail));
-  }
   const std::set<std::string> before = to_stderr ? std::set<std::string>() : FilesBefore(settings.dir);
 
   RunReport report;
-  std::vector<std::pair<std::string, std::string>> environment = FormatSettings(settings);
-  for (auto& variable : PythonEnvironment()) environment.push_back(std::move(variable));
-  ASSAY_ASSIGN_OR_RETURN(report.child, RunChild(options.command, environment));
+  ASSAY_ASSIGN_OR_RETURN(report.child, RunRecorded(settings, options.command));
   if (!to_stderr) ReadTraces(settings.dir, before, &report);
 
   int exit_code = report.child.shell_code();

@@ -1,5 +1,6 @@
 // The command line: subcommands, the common footer of every --help, and the mapping of errors to exit codes.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <charconv>
 #include <cstdint>
 #include <cstdio>
@@ -10,6 +11,7 @@
 #include <new>
 #include <string>
 #include <system_error>
+#include <vector>
 
 #include "base/version.h"
 #include "cli/commands.h"
@@ -95,6 +97,13 @@ void CheckInstructionSet() {
   if (!status.ok()) throw CLI::ValidationError(status.message());
 }
 
+// `diagnose -- COMMAND` runs the command, `diagnose TRACE` reads a trace: the parser drops the dashes, a flag stays.
+std::vector<std::string> MarkCommand(std::vector<std::string> arguments) {
+  const auto dashes = std::find(arguments.begin(), arguments.end(), "--");
+  if (dashes != arguments.end() && arguments[0] == "diagnose") arguments.insert(dashes, "--live");
+  return arguments;
+}
+
 int Run(int argc, char** argv) {
   CLI::App app{"assay finds the first wrong tensor in a running LLM.", "assay"};
   app.formatter(std::make_shared<HelpFormatter>());  // before the commands, which take it over
@@ -110,7 +119,9 @@ int Run(int argc, char** argv) {
     if (command->get_name() != "doctor") command->parse_complete_callback(CheckInstructionSet);
   }
   try {
-    app.parse(argc, argv);
+    std::vector<std::string> arguments = MarkCommand({argv + std::min(argc, 1), argv + argc});
+    std::reverse(arguments.begin(), arguments.end());  // as the parser wants them
+    app.parse(std::move(arguments));
     // Not left to the parser, which would hide a misspelt command behind this.
     if (app.get_subcommands().empty()) throw CLI::RequiredError("A command");
   } catch (const CLI::ParseError& error) {

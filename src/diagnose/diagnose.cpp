@@ -11,6 +11,18 @@ std::string CallOf(std::string name) {
   return name;
 }
 
+// The step of a goes before that of b, or the site does within one step.
+bool IsEarlier(const Capture& capture, const FirstBad& a, const FirstBad& b) {
+  const auto first = [&](const FirstBad& f) {
+    for (const EventId id : capture.EventsOf(f.name)) {
+      if (f.step < 0 || capture.trace().event(id).step() == f.step) return id;
+    }
+    return kNoEvent;
+  };
+  const EventId x = first(a), y = first(b);
+  return x != kNoEvent && y != kNoEvent && capture.Earlier(x, y);
+}
+
 Result<Diagnosis> FromChecks(const Capture& capture) {
   ASSAY_ASSIGN_OR_RETURN(CheckResult checked, RunChecks(capture, {}));
   Diagnosis d;
@@ -30,7 +42,8 @@ Result<Diagnosis> Diagnose(const Trace& trace) { return FromChecks(Capture(trace
 
 Result<Diagnosis> Diagnose(const Trace& a, const Trace& b) {
   ASSAY_ASSIGN_OR_RETURN(DiffResult diff, Diff(a, b, {}));
-  ASSAY_ASSIGN_OR_RETURN(Diagnosis d, FromChecks(Capture(b)));
+  const Capture capture(b);
+  ASSAY_ASSIGN_OR_RETURN(Diagnosis d, FromChecks(capture));
   d.compared = true;
   d.comparison = diff.verdict;
   d.comparison_summary = diff.summary;
@@ -44,11 +57,15 @@ Result<Diagnosis> Diagnose(const Trace& a, const Trace& b) {
   if (named != d.findings.end()) {
     named->evidence.push_back("the runs part here: " + diff.summary);
     std::rotate(d.findings.begin(), named, named + 1);
-  } else if (d.findings.empty()) {
-    d.findings.push_back(parted);
+    return d;
+  }
+  const std::string line = "the runs part at " + parted.name + ": " + diff.summary;
+  if (d.findings.empty() || IsEarlier(capture, parted, d.findings[0])) {
+    // Where nothing was found by itself the difference is the root; what is wrong behind it may be another fault.
+    d.findings.insert(d.findings.begin(), parted);
   } else {
-    // The checks found something else: an operation that is wrong by itself is the root of a difference behind it.
-    d.findings[0].evidence.push_back("the runs part at " + parted.name + ": " + diff.summary);
+    // An operation that is wrong by itself is the root of a difference behind it.
+    d.findings[0].evidence.push_back(line);
     d.consequences.push_back(parted);
   }
   return d;

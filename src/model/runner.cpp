@@ -230,6 +230,7 @@ Result<const T*> Runner<T>::Logits(const StepRows& step, std::span<const int64_t
       for (int64_t i = 0; i < vocab; ++i) ids[static_cast<size_t>(i)] = i;
       ASSAY_ASSIGN_OR_RETURN(end_->lm_head, store_->template LoadEmbedding<T>(ids));
     }
+    if (tap_->on()) tap_->Record("norm.weight", "d", DenseView(end_->final_norm.data(), {h}), Tap::Where{.load = true});
   }
   Fit(&logits_, n * vocab);
   for (Rank<T>& rank : ranks_) {
@@ -260,11 +261,25 @@ void Runner<T>::Forget(int64_t request) {
   }
 }
 
-// Weights that attention derives, once a run, under the phase "load", whole (ranks see slices of the same memory, so
-// rank 0 speaks for all).
+// Small weights, and those that attention derives, once a run, under the phase "load", whole (ranks see slices of the
+// same memory, so rank 0 speaks for all). Checks judge norms, the router's choice and the absorbed path by them.
 template <class T>
 void Runner<T>::RecordWeights(int64_t layer, const Weights& w) {
-  if (!tap_->on() || !config_.mla()) return;
+  if (!tap_->on()) return;
+  const Tap::Where loaded{.layer = layer, .load = true};
+  const auto record = [&](const char* name, const std::vector<T>& v) {
+    if (!v.empty()) tap_->Record(name, "d", DenseView(v.data(), {static_cast<int64_t>(v.size())}), loaded);
+  };
+  record("input_layernorm.weight", w.input_norm);
+  record("post_attention_layernorm.weight", w.post_norm);
+  record("attn.q_a_layernorm.weight", w.q_a_norm);
+  record("attn.kv_a_layernorm.weight", w.kv_a_norm);
+  record("attn.q_norm.weight", w.q_norm);
+  record("attn.k_norm.weight", w.k_norm);
+  record("mlp.gate.e_score_correction_bias", w.router_bias);
+  if (w.router.rows > 0)
+    tap_->Record("mlp.gate.weight", "E h", DenseView(w.router.row(0), {w.router.rows, w.router.cols}), loaded);
+  if (!config_.mla()) return;
   const int64_t n = config_.n_heads, c = config_.kv_lora_rank, dn = config_.qk_nope_head_dim, dv = config_.v_head_dim;
   const Tap::Where where{.layer = layer, .load = true};
   tap_->Record("attn.kv_b_proj.weight", "o c", DenseView(w.kv_b.row(0), {n * (dn + dv), c}), where);

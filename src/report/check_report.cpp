@@ -20,31 +20,6 @@ std::string Joined(const std::vector<int32_t>& values) {
   return out;
 }
 
-void AppendFinding(const FirstBad& f, bool first, std::string* out) {
-  *out += (first ? "first wrong tensor: " : "also: ") + f.name + "\n";
-  std::string where;
-  const auto add = [&](const char* name, const std::string& value) {
-    if (value.empty()) return;
-    if (!where.empty()) where += ", ";
-    where.append(name).append(" ").append(value);
-  };
-  add("step", f.step >= 0 ? std::to_string(f.step) : "");
-  add("request", f.request != 0 ? HexKey(f.request) : "");
-  add("positions", RangesText(f.positions));
-  add("heads", Joined(f.heads));
-  add("ranks", Joined(f.ranks));
-  if (!where.empty()) *out += "  where     " + where + "\n";
-  *out += "  class     " + f.cls;
-  if (std::isfinite(f.constant_value)) *out += ", " + ShortNumber(f.constant_value);
-  if (!f.constant.empty()) *out += std::string(std::isfinite(f.constant_value) ? ": " : ", ") + f.constant;
-  *out += "\n";
-  if (!f.bound_basis.empty()) {
-    *out += "  measured  " + ShortNumber(f.measured) + ", bound " + ShortNumber(f.bound) + " (" + f.bound_basis + ")\n";
-  }
-  *out += "  method    " + f.method + ", confidence " + ShortNumber(f.confidence) + "\n";
-  for (const std::string& line : f.evidence) *out += "  evidence  " + line + "\n";
-}
-
 Json Lines(const std::vector<std::string>& lines) {
   Json out = Json::array();
   for (const std::string& line : lines) out.push_back(line);
@@ -66,6 +41,33 @@ Json CoverageJson(const CheckCoverage& c) {
 }
 
 }  // namespace
+
+std::string FindingText(const FirstBad& f, bool first) {
+  std::string out;
+  out += (first ? "first wrong tensor: " : "also: ") + f.name + "\n";
+  std::string where;
+  const auto add = [&](const char* name, const std::string& value) {
+    if (value.empty()) return;
+    if (!where.empty()) where += ", ";
+    where.append(name).append(" ").append(value);
+  };
+  add("step", f.step >= 0 ? std::to_string(f.step) : "");
+  add("request", f.request != 0 ? HexKey(f.request) : "");
+  add("positions", RangesText(f.positions));
+  add("heads", Joined(f.heads));
+  add("ranks", Joined(f.ranks));
+  if (!where.empty()) out += "  where     " + where + "\n";
+  out += "  class     " + f.cls;
+  if (std::isfinite(f.constant_value)) out += ", " + ShortNumber(f.constant_value);
+  if (!f.constant.empty()) out += std::string(std::isfinite(f.constant_value) ? ": " : ", ") + f.constant;
+  out += "\n";
+  if (!f.bound_basis.empty()) {
+    out += "  measured  " + ShortNumber(f.measured) + ", bound " + ShortNumber(f.bound) + " (" + f.bound_basis + ")\n";
+  }
+  out += "  method    " + f.method + ", confidence " + ShortNumber(f.confidence) + "\n";
+  for (const std::string& line : f.evidence) out += "  evidence  " + line + "\n";
+  return out;
+}
 
 Json CheckFindingJson(const FirstBad& finding) {
   Json bad = FindingJson(finding);
@@ -116,7 +118,7 @@ std::string CheckText(const CheckResult& r, const std::string& path) {
     out += std::to_string(c.damages) + " damaged records, " + std::to_string(c.dropped) + " dropped events\n";
   }
   out += r.findings.empty() ? "nothing wrong was found\n" : "";
-  for (size_t i = 0; i < r.findings.size() && i < kFindingsShown; ++i) AppendFinding(r.findings[i], i == 0, &out);
+  for (size_t i = 0; i < r.findings.size() && i < kFindingsShown; ++i) out += FindingText(r.findings[i], i == 0);
   if (r.findings.size() > kFindingsShown)
     out += std::to_string(r.findings.size() - kFindingsShown) + " more findings\n";
   if (!r.consequences.empty()) out += std::to_string(r.consequences.size()) + " symptoms behind them\n";

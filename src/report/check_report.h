@@ -15,6 +15,8 @@ std::string CheckText(const CheckResult& result, const std::string& path);
 Json CheckFindingJson(const FirstBad& finding);
 // The ledger as the two lists "ruled_out" and "not_testable" of an object (and "confirmed").
 void AddLedgerJson(const std::vector<LedgerEntry>& ledger, Json* out);
+// A finding in lines of text; the first one is called the first wrong tensor.
+std::string FindingText(const FirstBad& finding, bool first);
 // Names, hypotheses and needs of all checks, as a table.
 std::string CheckListText();
 

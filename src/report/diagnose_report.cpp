@@ -1,14 +1,15 @@
 #include "report/diagnose_report.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 
 #include "base/version.h"
-#include "report/diff_report.h"
+#include "report/check_report.h"
 
 namespace assay {
 namespace {
+
+constexpr size_t kFindingsShown = 6;
 
 std::string Joined(const std::vector<std::string>& lines) {
   std::string text;
@@ -16,46 +17,9 @@ std::string Joined(const std::vector<std::string>& lines) {
   return text;
 }
 
-// The constant as a number with its meaning.
-Json WithNumber(const FirstBad& finding) {
-  Json j = FindingJson(finding);
-  if (std::isnan(finding.constant_value)) {
-    j["constant"] = nullptr;
-  } else {
-    Json constant;
-    constant["value"] = finding.constant_value;
-    constant["text"] = finding.constant;
-    j["constant"] = std::move(constant);
-  }
-  return j;
-}
-
-Json Wrapped(const FirstBad& finding) {
-  Json j;
-  j["first_bad"] = WithNumber(finding);
-  return j;
-}
-
 const char* Verdicted(const Diagnosis& d) {
   if (!d.findings.empty()) return "fault";
   return d.judged ? "no fault found" : "not testable";
-}
-
-std::string Line(const FirstBad& f) {
-  std::string text = f.name + "  " + (f.cls.empty() ? "UNKNOWN" : f.cls);
-  if (f.step >= 0) text += "  step " + std::to_string(f.step);
-  if (!f.positions.empty()) {
-    text += "  positions ";
-    for (size_t i = 0; i < f.positions.size() && i < 4; ++i) {
-      const auto& [first, last] = f.positions[i];
-      if (i > 0) text += ", ";
-      text += std::to_string(first);
-      if (last > first) text.append("-").append(std::to_string(last));
-    }
-    if (f.positions.size() > 4) text += ", ...";
-  }
-  if (!f.constant.empty()) text += "  constant " + f.constant;
-  return text;
 }
 
 }  // namespace
@@ -69,9 +33,9 @@ Json DiagnoseJson(const Diagnosis& d, const std::string& trace, const std::strin
   j["verdict"] = Verdicted(d);
   j["comparison"] = d.compared ? Json(NameOf(d.comparison)) : Json(nullptr);
   j["findings"] = Json::array();
-  for (const FirstBad& f : d.findings) j["findings"].push_back(Wrapped(f));
+  for (const FirstBad& f : d.findings) j["findings"].push_back(CheckFindingJson(f));
   j["consequences"] = Json::array();
-  for (const FirstBad& f : d.consequences) j["consequences"].push_back(f.name);
+  for (const FirstBad& f : d.consequences) j["consequences"].push_back(CheckFindingJson(f));
   j["confirmed"] = Json::array();
   j["ruled_out"] = Json::array();
   j["not_testable"] = Json::array();
@@ -114,14 +78,16 @@ std::string DiagnoseText(const Diagnosis& d, const std::string& trace, const std
     if (e.state == CheckState::kNotTestable && !e.capture.empty())
       out += std::string(41, ' ') + "to test it: " + e.capture + "\n";
   }
-  out += "\nverdict    ";
+  out += "\n";
   if (d.findings.empty()) {
-    out += d.judged ? "no fault found in what was recorded\n" : "nothing could be judged: see what to capture above\n";
+    out += d.judged ? "verdict: no fault found in what was recorded\n"
+                    : "verdict: nothing could be judged, see above what to capture\n";
     return out;
   }
-  out += Line(d.findings[0]) + "\n";
-  for (const std::string& line : d.findings[0].evidence) out += "           " + line + "\n";
-  for (size_t i = 1; i < d.findings.size(); ++i) out += "also       " + Line(d.findings[i]) + "\n";
+  for (size_t i = 0; i < d.findings.size() && i < kFindingsShown; ++i) out += FindingText(d.findings[i], i == 0);
+  if (d.findings.size() > kFindingsShown)
+    out += "and " + std::to_string(d.findings.size() - kFindingsShown) + " more findings, see --json\n";
+  if (!d.consequences.empty()) out += std::to_string(d.consequences.size()) + " symptoms follow from these\n";
   return out;
 }
 

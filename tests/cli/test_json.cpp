@@ -109,6 +109,14 @@ TEST_F(JsonPage, Check) {
   EXPECT_EQ(run.exit_code, 0) << run.err;
   ExpectDocumented(run.out, "assay.check/1");
 }
+TEST_F(JsonPage, Diagnose) {
+  const Output one = RunAssay({"diagnose", folder_ + "/b", "--json"});
+  EXPECT_EQ(one.exit_code, 1) << one.err;
+  ExpectDocumented(one.out, "assay.diagnose/1");
+  const Output two = RunAssay({"diagnose", folder_ + "/a", folder_ + "/b", "--json"});
+  EXPECT_EQ(two.exit_code, 1) << two.err;
+  ExpectDocumented(two.out, "assay.diagnose/1");
+}
 TEST_F(JsonPage, Show) {
   const Output run = RunAssay({"show", folder_ + "/a", "--json"});
   EXPECT_EQ(run.exit_code, 0) << run.err;
