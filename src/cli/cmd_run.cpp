@@ -159,7 +159,7 @@ std::string ToText(const RunReport& report, const RunOptions& options, bool to_s
       // Sites that never fired are many with a wide profile: counted. Probes, which have a kind in front, are named.
       const bool probe = note.site.find(':') != std::string::npos;
       if (note.reason == "never fired" && !probe) ++silent;
-      if (note.reason != "not found" && note.reason != "dropped" && note.reason != "failed" &&
+      if (note.reason != "not found" && note.reason != "dropped" && note.reason != "failed" && note.reason != "unwritten" &&
           !(note.reason == "never fired" && probe)) {
         continue;
       }

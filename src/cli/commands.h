@@ -16,6 +16,8 @@ inline CLI::Validator NonNegative() {
       "NONNEGATIVE");
 }
 
+void AddArmCommand(CLI::App& app, int* exit_code);
+void AddDisarmCommand(CLI::App& app, int* exit_code);
 void AddCheckCommand(CLI::App& app, int* exit_code);
 void AddDemoCommand(CLI::App& app, int* exit_code);
 void AddReferenceCommand(CLI::App& app, int* exit_code);

@@ -36,9 +36,9 @@ constexpr const char* kFooter =
 
 using AddCommand = void (*)(CLI::App&, int*);
 // In the order in which --help lists them.
-constexpr AddCommand kCommands[] = {AddDemoCommand,     AddReferenceCommand, AddRunCommand,  AddCheckCommand,
-                                    AddDiagnoseCommand, AddDiffCommand,      AddShowCommand, AddSitesCommand,
-                                    AddWeightsCommand,  AddDoctorCommand};
+constexpr AddCommand kCommands[] = {AddDemoCommand,   AddReferenceCommand, AddRunCommand,      AddArmCommand,
+                                    AddDisarmCommand, AddCheckCommand,     AddDiagnoseCommand, AddDiffCommand,
+                                    AddShowCommand,   AddSitesCommand,     AddWeightsCommand,  AddDoctorCommand};
 
 // One form of "TYPE [default] ... REQUIRED" under every version of CLI11: the help is an interface (tests/cli/golden).
 class HelpFormatter : public CLI::Formatter {

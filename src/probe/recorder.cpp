@@ -30,6 +30,7 @@ struct Recorder::Impl final : ForkGuarded {
   SiteRegistry registry;
   std::mutex ring_mutex;
   AnomalyRing ring;
+  std::unique_ptr<ArmSwitch> control;
   std::unique_ptr<TraceWriter> writer;  // null with the sink stderr; opens a file of its own in a child by itself
   std::atomic<bool> closed{false};
   std::atomic<uint64_t> recorded{0};
@@ -111,7 +112,23 @@ struct Recorder::Impl final : ForkGuarded {
     pending.site = site;
     pending.event.rank = event_rank;
     pending.event.time_ns = WallClockNs();  // here: the ring may write the event much later
-    if (Status status = Observe(settings, observation, &pending); !status.ok()) return Lose(site, std::move(status));
+    const Selection& selection = control->selection();
+    Observation narrowed;
+    std::vector<RowRun> runs;
+    const Observation* observed = &observation;
+    if (!selection.requests.empty() && !observation.runs.empty()) {
+      for (const RowRun& run : observation.runs) {
+        if (!run.padding && selection.wants_request(run.request)) runs.push_back(run);
+      }
+      if (runs.empty()) {
+        site->skipped.fetch_add(1, std::memory_order_relaxed);
+        return {};
+      }
+      narrowed = observation;
+      narrowed.runs = runs;
+      observed = &narrowed;
+    }
+    if (Status status = Observe(settings, *observed, &pending); !status.ok()) return Lose(site, std::move(status));
     if (!ring.enabled()) {
       ASSAY_RETURN_IF_ERROR(Write(&pending, 0));
       CountRecorded(site);
@@ -129,7 +146,9 @@ struct Recorder::Impl final : ForkGuarded {
 
   // event_rank -1: the process's; step -1: not known, which passes.
   bool InSteps(int32_t event_rank, int64_t step) const {
-    return settings.ranks.contains(event_rank >= 0 ? event_rank : rank) && (step < 0 || settings.steps.contains(step));
+    if (!settings.ranks.contains(event_rank >= 0 ? event_rank : rank)) return false;
+    const Selection& selection = control->selection();
+    return step < 0 || (selection.has_steps ? selection.steps : settings.steps).contains(step);
   }
 
   Status WriteClosingNotes(int* not_found, uint64_t* ring_evicted) {
@@ -160,6 +179,7 @@ struct Recorder::Impl final : ForkGuarded {
     registry.UnlockInParent();
   }
   void AfterForkInChild() override {
+    control->Renew();
     new (&ring_mutex) std::mutex();
     registry.ResetInChild();
     ring.Clear();  // the parent's events
@@ -174,7 +194,13 @@ Result<std::unique_ptr<Recorder>> Recorder::Open(const Settings& settings, const
   if (!settings.on()) return Status::Usage("the recorder is off: set ASSAY to a profile, such as ASSAY=all");
   std::unique_ptr<Recorder> recorder(new Recorder);
   recorder->impl_ = std::make_unique<Impl>(settings, process);
-  ASSAY_RETURN_IF_ERROR(recorder->impl_->OpenWriter(process));
+  Impl& impl = *recorder->impl_;
+  ASSAY_RETURN_IF_ERROR(impl.OpenWriter(process));
+  impl.control =
+      ArmSwitch::Create(impl.writer == nullptr ? std::string() : impl.writer->dir(), process.host, settings.armed);
+  if (impl.control == nullptr) return Status::Environment("no memory to open a recorder");
+  impl.control->set_owner(recorder.get());
+  recorder->armed_ = static_cast<int32_t*>(impl.control->page());
   Guard(recorder->impl_.get());
   return recorder;
 } catch (const std::bad_alloc&) {
@@ -182,7 +208,7 @@ Result<std::unique_ptr<Recorder>> Recorder::Open(const Settings& settings, const
 }
 
 Recorder::~Recorder() {
-  if (impl_ == nullptr) return;
+  if (impl_ == nullptr || armed_ == nullptr) return;  // never opened
   (void)Close();
   Unguard(impl_.get());
 }

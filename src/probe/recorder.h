@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "probe/control.h"
 #include "probe/settings.h"
 #include "stats/measure.h"
 #include "tensor/view.h"
@@ -53,9 +54,13 @@ class Recorder {
   static Result<std::unique_ptr<Recorder>> Open(const Settings& settings, const ProcessInfo& process);
   ~Recorder();  // closes
 
-  // One relaxed load; callers test it before they build an Observation. Record tests it too.
-  bool armed() const { return armed_.load(std::memory_order_relaxed); }
-  void arm(bool on) { armed_.store(on, std::memory_order_relaxed); }
+  // One relaxed load; callers test it before they build an Observation. Record tests it too. Another process may arm
+  // and disarm, and narrow what is recorded (control.h); at the start it is as the settings say.
+  bool armed() const { return __atomic_load_n(armed_, __ATOMIC_RELAXED) != 0; }
+  void arm(bool on) { __atomic_store_n(armed_, on ? 1 : 0, __ATOMIC_RELAXED); }
+  // The page that begins with the armed flag; FromControl leads back.
+  void* control() const { return armed_; }
+  static Recorder* FromControl(void* control) { return static_cast<Recorder*>(ArmSwitch::OwnerOf(control)); }
   // False when the filters (include, exclude, layers, ranks, steps) leave the site out. rank -1: the process's.
   bool wants(std::string_view site, int32_t rank, int64_t step) const;
   bool wants(const ProbeSite* site, int32_t rank, int64_t step) const;
@@ -92,7 +97,7 @@ class Recorder {
 
  private:
   Recorder();
-  std::atomic<bool> armed_{true};
+  int32_t* armed_ = nullptr;  // of the control page
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

@@ -1,5 +1,5 @@
 // The functions of assay.h over the Recorder. Nothing thrown leaves this file: every entry point catches.
-#include <atomic>
+#include <cstddef>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -15,17 +15,10 @@
 #include "runtime/process_info.h"
 #include "trace/request_key.h"
 
-// armed is the first word: assay_armed reads it without a call.
-struct assay_trace {
-  std::atomic<int32_t> armed{0};
-  std::unique_ptr<assay::Recorder> recorder;  // null: off
-};
-
 namespace {
 
 using namespace assay;  // NOLINT: this file is the seam between the two name spaces
 
-static_assert(sizeof(std::atomic<int32_t>) == sizeof(int32_t) && std::atomic<int32_t>::is_always_lock_free);
 // Version 1 of the structs: a change of these sizes is a new field at the end, and a new least size in ReadStruct.
 static_assert(sizeof(assay_options) == 72 && sizeof(assay_site_info) == 32 && sizeof(assay_request) == 48);
 static_assert(sizeof(assay_event) == 216 && sizeof(assay_row_run) == 40 && sizeof(assay_drop_counts) == 48);
@@ -35,13 +28,24 @@ static_assert(ASSAY_DTYPE_BF16 == static_cast<int>(DType::kBF16) &&
               ASSAY_DTYPE_I64 == static_cast<int>(DType::kI64));
 static_assert(ASSAY_PHASE_LOAD == static_cast<int>(Phase::kLoad) && ASSAY_FLAG_IN_GRAPH == kEventInGraph);
 
-// What assay_open hands out when nothing is recorded; never armed, never freed.
-assay_trace& OffTrace() {
-  static assay_trace off;
-  return off;
+// A handle points at the armed flag, which assay_armed reads without a call: the first word of the recorder's control
+// page (probe/control.h), or of this, which assay_open hands out when nothing is recorded; never armed, never freed.
+struct alignas(8) OffHandle {
+  void* owner = nullptr;  // where a control page has its owner
+  int32_t armed = 0;
+};
+static_assert(offsetof(OffHandle, armed) == sizeof(void*));
+
+assay_trace* OffTrace() {
+  static OffHandle off;
+  return reinterpret_cast<assay_trace*>(&off.armed);
 }
 
-bool IsOff(const assay_trace* trace) { return trace == nullptr || trace->recorder == nullptr; }
+Recorder* RecorderOf(const assay_trace* trace) {
+  return trace == nullptr ? nullptr : Recorder::FromControl(const_cast<assay_trace*>(trace));
+}
+
+bool IsOff(const assay_trace* trace) { return RecorderOf(trace) == nullptr; }
 
 Result<Settings> ReadSettings(const char* const* settings, uint64_t n_settings, uint32_t flags) {
   if ((flags & ~ASSAY_OPEN_NO_ENVIRONMENT) != 0) return Status::Usage("unknown flag " + std::to_string(flags));
@@ -67,11 +71,8 @@ Status Open(const assay_options* given, assay_trace** trace) {
   for (auto& [name, value] : FormatSettings(settings)) process.meta.emplace_back(name, value);
   if (options.n_meta != 0 && options.meta == nullptr) return Status::Usage("assay_options.meta is NULL");
   for (uint64_t i = 0; i < options.n_meta; ++i) process.meta.emplace_back(options.meta[i].key, options.meta[i].value);
-  auto opened = std::make_unique<assay_trace>();
-  ASSAY_ASSIGN_OR_RETURN(opened->recorder, Recorder::Open(settings, process));
-  opened->recorder->arm(settings.armed);
-  opened->armed.store(settings.armed ? 1 : 0, std::memory_order_relaxed);
-  *trace = opened.release();
+  ASSAY_ASSIGN_OR_RETURN(std::unique_ptr<Recorder> opened, Recorder::Open(settings, process));
+  *trace = static_cast<assay_trace*>(opened.release()->control());
   return {};
 }
 
@@ -81,7 +82,7 @@ Status ReadObservation(assay_trace* trace, const assay_event* given, OwnedObserv
   ASSAY_RETURN_IF_ERROR(ReadStruct(given, "assay_event", &event));
   if (event.site >= 0) {
     if (event.site <= UINT32_MAX) {
-      owned->observation.handle = trace->recorder->SiteAt(static_cast<uint32_t>(event.site));
+      owned->observation.handle = RecorderOf(trace)->SiteAt(static_cast<uint32_t>(event.site));
     }
     if (owned->observation.handle == nullptr) {
       return Status::Usage("assay_event.site is " + std::to_string(event.site) + ", which assay_add_site never gave");
@@ -94,10 +95,10 @@ Status Record(assay_trace* trace, const assay_event* given) {
   OwnedObservation owned;
   const Status read = ReadObservation(trace, given, &owned);
   if (!read.ok()) {
-    trace->recorder->CountLost(owned.observation, read.message());
+    RecorderOf(trace)->CountLost(owned.observation, read.message());
     return read;
   }
-  return trace->recorder->Record(owned.observation);
+  return RecorderOf(trace)->Record(owned.observation);
 }
 
 }  // namespace
@@ -109,25 +110,24 @@ uint32_t assay_abi_version(void) { return ASSAY_ABI_VERSION; }
 
 int assay_open(const assay_options* options, assay_trace** trace, assay_error* error) {
   if (trace == nullptr) return SetError(error, ASSAY_ERROR_USAGE, "trace is NULL");
-  *trace = &OffTrace();
+  *trace = OffTrace();
   return RunForC(error, [&] { return Open(options, trace); });
 }
 
 int assay_close(assay_trace** trace, assay_error* error) {
   if (trace == nullptr) return SetError(error, Status());
-  std::unique_ptr<assay_trace> owned(*trace == &OffTrace() ? nullptr : *trace);
+  const std::unique_ptr<Recorder> owned(RecorderOf(*trace));
   *trace = nullptr;
   if (owned == nullptr) return SetError(error, Status());
-  owned->armed.store(0, std::memory_order_relaxed);
-  return RunForC(error, [&] { return owned->recorder->Close(); });
+  owned->arm(false);
+  return RunForC(error, [&] { return owned->Close(); });
 }
 
 int assay_arm(assay_trace* trace, int32_t on, assay_error* error) {
   if (IsOff(trace)) {
     return SetError(error, ASSAY_ERROR_USAGE, "nothing to arm: ASSAY is off; set it before assay_open");
   }
-  trace->recorder->arm(on != 0);
-  trace->armed.store(on != 0 ? 1 : 0, std::memory_order_relaxed);
+  RecorderOf(trace)->arm(on != 0);
   return SetError(error, Status());
 }
 
@@ -138,8 +138,8 @@ int assay_add_site(assay_trace* trace, const assay_site_info* info, uint32_t* si
     assay_site_info read = assay_site_info_init();
     ASSAY_RETURN_IF_ERROR(ReadStruct(info, "assay_site_info", &read));
     if (read.name == nullptr || *read.name == '\0') return Status::Usage("assay_site_info.name is empty");
-    const ProbeSite* added = trace->recorder->AddSite(read.name, read.engine_name == nullptr ? "" : read.engine_name,
-                                                      read.axes == nullptr ? "" : read.axes);
+    const ProbeSite* added = RecorderOf(trace)->AddSite(read.name, read.engine_name == nullptr ? "" : read.engine_name,
+                                                        read.axes == nullptr ? "" : read.axes);
     if (added == nullptr) return Status::Environment("no memory");
     if (site != nullptr) *site = Recorder::NumberOf(added);
     return {};
@@ -148,12 +148,12 @@ int assay_add_site(assay_trace* trace, const assay_site_info* info, uint32_t* si
 
 int assay_wants(assay_trace* trace, uint32_t site, int32_t rank, int64_t step) {
   if (IsOff(trace) || assay_armed(trace) == 0) return 0;
-  return trace->recorder->wants(trace->recorder->SiteAt(site), rank, step) ? 1 : 0;
+  return RecorderOf(trace)->wants(RecorderOf(trace)->SiteAt(site), rank, step) ? 1 : 0;
 }
 
 int assay_wants_name(assay_trace* trace, const char* name, int32_t rank, int64_t step) {
   if (IsOff(trace) || assay_armed(trace) == 0 || name == nullptr) return 0;
-  return trace->recorder->wants(name, rank, step) ? 1 : 0;
+  return RecorderOf(trace)->wants(name, rank, step) ? 1 : 0;
 }
 
 int assay_record(assay_trace* trace, const assay_event* event, assay_error* error) {
@@ -177,7 +177,7 @@ int assay_add_request(assay_trace* trace, const assay_request* request, uint64_t
     info.ordinal = read.ordinal;
     info.tokens.assign(read.tokens, read.tokens + read.n_tokens);
     if (read.engine_id != nullptr) info.engine_id = read.engine_id;
-    return trace->recorder->AddRequest(info);
+    return RecorderOf(trace)->AddRequest(info);
   });
 }
 
@@ -186,7 +186,7 @@ int assay_coverage(assay_trace* trace, const char* site, const char* reason, uin
   if (IsOff(trace)) return SetError(error, Status());
   return RunForC(error, [&]() -> Status {
     if (site == nullptr || reason == nullptr) return Status::Usage("site or reason is NULL");
-    return trace->recorder->AddCoverage({site, reason, count, detail == nullptr ? "" : detail});
+    return RecorderOf(trace)->AddCoverage({site, reason, count, detail == nullptr ? "" : detail});
   });
 }
 
@@ -194,18 +194,18 @@ int assay_set_meta(assay_trace* trace, const char* key, const char* value, assay
   if (IsOff(trace)) return SetError(error, Status());
   return RunForC(error, [&]() -> Status {
     if (key == nullptr || value == nullptr) return Status::Usage("key or value is NULL");
-    return trace->recorder->AddMeta(key, value);
+    return RecorderOf(trace)->AddMeta(key, value);
   });
 }
 
 int assay_trigger(assay_trace* trace, const char* reason, assay_error* error) {
   if (IsOff(trace)) return SetError(error, Status());
-  return RunForC(error, [&] { return trace->recorder->Trigger(reason == nullptr ? "" : reason); });
+  return RunForC(error, [&] { return RecorderOf(trace)->Trigger(reason == nullptr ? "" : reason); });
 }
 
 int assay_flush(assay_trace* trace, assay_error* error) {
   if (IsOff(trace)) return SetError(error, Status());
-  return RunForC(error, [&] { return trace->recorder->Flush(); });
+  return RunForC(error, [&] { return RecorderOf(trace)->Flush(); });
 }
 
 int assay_drops(const assay_trace* trace, assay_drop_counts* counts, assay_error* error) {
@@ -215,12 +215,12 @@ int assay_drops(const assay_trace* trace, assay_drop_counts* counts, assay_error
     const uint64_t size = now.struct_size;
     now = assay_drop_counts_init();
     if (!IsOff(trace)) {
-      const DropCounts drops = trace->recorder->drops();
+      const DropCounts drops = RecorderOf(trace)->drops();
       now.byte_cap = drops.byte_cap;
       now.disk_full = drops.disk_full;
       now.payload_budget = drops.payload_budget;
       now.internal = drops.internal;
-      now.recorded = trace->recorder->recorded();
+      now.recorded = RecorderOf(trace)->recorded();
     }
     now.struct_size = size;
     std::memcpy(counts, &now, sizeof(now) < size ? sizeof(now) : static_cast<size_t>(size));
@@ -228,8 +228,8 @@ int assay_drops(const assay_trace* trace, assay_drop_counts* counts, assay_error
   });
 }
 
-const char* assay_dir(const assay_trace* trace) { return IsOff(trace) ? "" : trace->recorder->dir().c_str(); }
-const char* assay_path(const assay_trace* trace) { return IsOff(trace) ? "" : trace->recorder->path().c_str(); }
+const char* assay_dir(const assay_trace* trace) { return IsOff(trace) ? "" : RecorderOf(trace)->dir().c_str(); }
+const char* assay_path(const assay_trace* trace) { return IsOff(trace) ? "" : RecorderOf(trace)->path().c_str(); }
 
 int assay_settings_text(const char* const* settings, uint64_t n_settings, uint32_t flags, char* buffer, uint64_t* size,
                         assay_error* error) {

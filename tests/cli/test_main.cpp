@@ -14,8 +14,8 @@
 namespace assay::testing {
 namespace {
 
-const std::vector<std::string> kCommands = {"demo", "reference", "run",   "check",   "diagnose",
-                                            "diff", "show",      "sites", "weights", "doctor"};
+const std::vector<std::string> kCommands = {"demo",     "reference", "run",  "arm",   "disarm",  "check",
+                                            "diagnose", "diff",      "show", "sites", "weights", "doctor"};
 
 TEST(Cli, HelpListsEveryCommand) {
   const Output run = RunAssay({"--help"});
