@@ -167,8 +167,8 @@ def compiled_before(function: Any = None) -> str:
         from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 
         code = getattr(function, "__code__", None)
-        entries = len(_debug_get_cache_entry_list(code)) if code is not None else 0
-        frames = int(utils.counters["frames"].get("ok", 0))
+        entries = len(_debug_get_cache_entry_list(code) or ()) if code is not None else 0
+        frames = len(utils.compilation_time_metrics.get("_compile.compile_inner", ()))
     except Exception:  # internals of a version that we do not know
         return ""
     if entries:

@@ -355,6 +355,11 @@ class Session:
 
             traceback.print_exception(problem)
 
+    def note(self, site: str, reason: str, count: int = 0, detail: str = "") -> None:
+        """A note in the trace's coverage. Opens the trace."""
+        if self.trace() is not None:
+            self._note(site, reason, count, detail)
+
     def _note(self, site: str, reason: str, count: int = 0, detail: str = "") -> None:
         if self._trace is not None:
             try:
