@@ -146,6 +146,7 @@ class Trace:
         self._sites: dict[str, int] = {}
         self._lost: dict[tuple[str, str], int] = {}
         self._final_counts: Any = None  # CDropCounts, once closed
+        self._last_runs: tuple[Any, Any] = (None, None)
         # One entry for each call under way: close() waits for them. append and pop are atomic.
         self._calls: deque[None] = deque()
         error = _library.CError()
@@ -285,8 +286,7 @@ class Trace:
                 event.shard_col_offset, event.shard_full_cols = shard_col_offset, shard_full_cols
             keep: list[object] = [where]
             if runs is not None:
-                array = (_library.CRowRun * len(runs))(*[_library.CRowRun(*run) for run in _read_runs(runs)])
-                event.runs, event.n_runs = array, len(runs)
+                event.runs, event.n_runs = self._row_runs(runs), len(runs)
             if row_requests is not None or row_positions is not None:
                 self._rows(event, where.shape, row_requests, row_positions, keep)
             if meta:
@@ -323,6 +323,15 @@ class Trace:
         _library.check(code, error)
         self._sites[name] = number.value
         return number.value
+
+    def _row_runs(self, runs: Sequence[Run | tuple[int, ...]]) -> Any:
+        """The C array of runs. That of a tuple is kept for the next tensor of the same step."""
+        known, array = self._last_runs
+        if known is not runs or not isinstance(runs, tuple):
+            array = (_library.CRowRun * len(runs))(*[_library.CRowRun(*run) for run in _read_runs(runs)])
+            if isinstance(runs, tuple):
+                self._last_runs = (runs, array)
+        return array
 
     @staticmethod
     def _rows(event: Any, shape: tuple[int, ...], requests: Any, positions: Any, keep: list[object]) -> None:

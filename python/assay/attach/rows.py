@@ -24,7 +24,7 @@ class Rows:
         step: int | None = None,
         phase: str = "unknown",
     ) -> None:
-        self.runs = [Run(*run) for run in runs]
+        self.runs = tuple(Run(*run) for run in runs)
         self.n_rows = sum(run.n_rows for run in self.runs) if n_rows is None else n_rows
         self.step = step
         self.phase = phase

@@ -87,7 +87,7 @@ class Weights:
         self._session.record(name, weight.detach(), rows=rows, engine_name=path, axes=axes, meta=meta, **fields)
 
     def _cut(self, path: str, weight: Any) -> tuple[dict[str, int], dict[str, object]]:
-        """Shard fields and metadata of a weight that the ranks cut: along its rows (outputs) or its columns (inputs)."""
+        """Shard fields and metadata of a weight that the ranks cut: along its rows (outputs) or columns (inputs)."""
         owner, _, leaf = path.rpartition(".")
         module = self._modules.get(owner)
         kinds = {base.__name__ for base in type(module).__mro__}
