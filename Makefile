@@ -3,7 +3,7 @@ BUILD := build
 JOBS ?= $(shell nproc)
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 
-.PHONY: help build demo test cases bench fuzz lint format check-aarch64 clean
+.PHONY: help build demo vllm test cases bench fuzz lint format check-aarch64 clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -16,6 +16,9 @@ build:  ## build/assay and build/libassay.so
 
 demo: build  ## the story: garbage beside sense, six healthy figures, and the first wrong tensor
 	@$(BUILD)/assay demo
+
+vllm: build  ## the real vLLM for CPU in .venv-vllm (3.5 GB), to attach to: docs/vllm.md
+	@scripts/setup.sh vllm
 
 test:  ## everything that is checked: C++ and Python tests, corpus replay, sanitizers (17 minutes on 2 cores, compiler cache warm)
 	@scripts/test.sh

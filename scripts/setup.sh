@@ -2,6 +2,7 @@
 # Installs what building or testing assay needs and this machine lacks; says what, and is quick when nothing is missing.
 #   scripts/setup.sh build     compiler, CMake, Ninja, header libraries: all that `make demo` needs
 #   scripts/setup.sh test      build, and GoogleTest and the Python packages of tests/requirements.txt in .venv
+#   scripts/setup.sh vllm      test, and the real vLLM for CPU in .venv-vllm (3.5 GB)
 #   scripts/setup.sh bench     test, and Google Benchmark
 #   scripts/setup.sh fuzz      build, and Clang
 #   scripts/setup.sh aarch64   build, and the cross compiler
@@ -65,14 +66,33 @@ install_python() {
   touch "$stamp"
 }
 
+# vLLM pins its torch, and draws in torchvision, torchaudio and torchcodec, whose builds do not load beside a CPU torch and
+# then stop every import: they are taken out again. Where pip would choose a torch for GPUs, add
+# --extra-index-url https://download.pytorch.org/whl/cpu by PIP_EXTRA_INDEX_URL.
+install_vllm() {
+  local python=${PYTHON:-python3} stamp pip
+  stamp=.venv-vllm/.installed-$(sha256sum tests/vllm/requirements.txt | cut -c1-16)
+  [ -e "$stamp" ] && return 0
+  say "installing vLLM into .venv-vllm: $(grep -v '^#' tests/vllm/requirements.txt | tr '\n' ' ')"
+  [ -x .venv-vllm/bin/python ] || "$python" -m venv .venv-vllm
+  pip=(.venv-vllm/bin/python -m pip -qq --disable-pip-version-check)
+  "${pip[@]}" install "$(grep '^torch==' tests/vllm/requirements.txt)" >&2 &&
+    "${pip[@]}" install -r tests/vllm/requirements.txt >&2 ||
+    die "pip could not install tests/vllm/requirements.txt into .venv-vllm"
+  "${pip[@]}" uninstall -y torchvision torchaudio torchcodec >&2
+  rm -f .venv-vllm/.installed-*
+  touch "$stamp"
+}
+
 build_packages=(g++ cmake ninja-build nlohmann-json3-dev libcli11-dev libfmt-dev libopenblas-dev)
 test_packages=("${build_packages[@]}" libgtest-dev python3 python3-venv)
 
 case ${1:-} in
   build) install_packages "${build_packages[@]}" ;;
   test) install_packages "${test_packages[@]}"; install_python ;;
+  vllm) install_packages "${test_packages[@]}"; install_python; install_vllm ;;
   bench) install_packages "${test_packages[@]}" libbenchmark-dev; install_python ;;
   fuzz) install_packages "${build_packages[@]}" clang ;;
   aarch64) install_packages "${build_packages[@]}" g++-aarch64-linux-gnu ;;
-  *) sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+  *) sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac

@@ -1,11 +1,11 @@
 #!/bin/bash
 # All that `make test` checks, stage by stage; one summary at the end. Exit code 0 only when every stage passed. A test
 # or stage that is skipped is a failure when CI=true.
-#   ASSAY_TEST_STAGES="build ctest pytest sanitize lint"  to run a part
+#   ASSAY_TEST_STAGES="build ctest pytest vllm sanitize lint"  to run a part
 set -uo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
-stages=${ASSAY_TEST_STAGES:-setup build ctest pytest sanitize lint}
+stages=${ASSAY_TEST_STAGES:-setup build ctest pytest vllm sanitize lint}
 logs=$root/build/test-logs
 mkdir -p "$logs"
 
@@ -16,6 +16,11 @@ pytest_() {
   local folders=() folder
   for folder in tests/python tests/cases tests/parity tests/weights tests/attach tests/e2e; do [ -d "$folder" ] && folders+=("$folder"); done
   .venv/bin/python -m pytest -q -ra -p no:cacheprovider --junit-xml="$logs/pytest.xml" "${folders[@]}"
+}
+# The real vLLM on the shipped model: engines are started one after the other, each with both cores.
+vllm() {
+  scripts/setup.sh vllm &&
+    timeout 1500 .venv/bin/python -m pytest -q -ra -p no:cacheprovider --durations=10 --junit-xml="$logs/vllm.xml" tests/vllm
 }
 # Address and undefined-behaviour sanitizers over the C++ tests and the fuzz corpora. Leaks are looked for too.
 sanitize() {
@@ -40,7 +45,7 @@ for stage in $stages; do
   echo "== $stage"
   start=$SECONDS
   if $run; then verdict=passed; else verdict=FAILED; fi
-  case $stage in ctest) junit=ctest ;; pytest) junit=pytest ;; sanitize) junit=asan ;; *) junit=none ;; esac
+  case $stage in ctest) junit=ctest ;; pytest) junit=pytest ;; sanitize) junit=asan ;; vllm) junit=vllm ;; *) junit=none ;; esac
   skips=$(skipped_in "$logs/$junit.xml")
   if [ -n "$skips" ]; then
     echo "skipped in $stage:"

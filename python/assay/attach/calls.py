@@ -12,7 +12,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable
-from types import FunctionType, ModuleType
+from types import FunctionType, MethodDescriptorType, ModuleType, WrapperDescriptorType
 from typing import TYPE_CHECKING, Any
 
 from . import compiled
@@ -21,6 +21,8 @@ from .targets import Place
 
 if TYPE_CHECKING:
     from .session import Session
+
+_BINDING = (FunctionType, MethodDescriptorType, WrapperDescriptorType)  # they take the object as their first argument
 
 inside = threading.local()
 """``inside.callback`` is True on a thread that runs a callback."""
@@ -268,7 +270,7 @@ def wrap(session: Session, place: Place, label: str) -> Site:
     put: Any = site.wrapper
     if isinstance(place.raw, (staticmethod, classmethod)):
         put = type(place.raw)(put)
-    elif isinstance(place.owner, type) and not isinstance(place.raw, FunctionType):
+    elif isinstance(place.owner, type) and not isinstance(place.raw, _BINDING):
         put = staticmethod(put)  # a built-in or an object in a class does not bind
     setattr(place.owner, place.name, put)
     if isinstance(place.owner, ModuleType):

@@ -94,6 +94,10 @@ class Entry:
     read: Reader
     outside: bool = False
 
+    def names(self, place: Place) -> list[str]:
+        """The sites in full; of a norm that shows the residual stream, the norm's own layer."""
+        return [site if place.layer is None else f"layers.{place.layer}.{site}" for site in self.sites]
+
     def match(self, path: str) -> int | None:
         """The layer, -1 outside of layers; None: another module."""
         found = re.fullmatch(self.path if self.outside else r"(?:.*\.)?layers\.(\d+)\." + self.path, path)
@@ -197,11 +201,12 @@ class Modules:
         asked = [e for e in FUSED if self._compilation.asked_for(e.sites)]
         outputs = list(places(model, (*OUTPUTS, *(asked if compiled else FUSED))))
         inputs = list(places(model, INPUTS)) if compiled else []
-        self._reductions.expect((place for place, _ in outputs), recorded_elsewhere=not compiled)
         self._experts.install(model)
         if compiled:
             self._tell_invisible(asked)
         self._watch(model, outputs, self._by_output, {"then": self._ran})
+        recorded = [name for found in self._by_output.values() for place, entry in found for name in entry.names(place)]
+        self._reductions.expect((place for place, _ in places(model, (*OUTPUTS, *FUSED))), recorded)
         self._watch(model, inputs, self._by_input, {"before": self._runs})
 
     def _tell_invisible(self, asked: list[Entry]) -> None:
@@ -219,8 +224,7 @@ class Modules:
             mla = place.layer is not None and place.layer not in self._attention.heads
             if mla and "attn.kv_c_normed" in entry.sites:
                 continue  # seen where it enters attention
-            names = [site if place.layer is None else f"layers.{place.layer}.{site}" for site in entry.sites]
-            if self._compilation.wanted(names):
+            if self._compilation.wanted(entry.names(place)):
                 table.setdefault(place.path, []).append((place, entry))
         if table:
             which = "outputs" if "then" in callback else "inputs"

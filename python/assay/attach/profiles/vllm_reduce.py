@@ -22,14 +22,19 @@ class Reductions:
         self._recorder = recorder
         session = self._session = recorder.session
         self._sites: list[str] = []
-        self._recorded_elsewhere = False  # what the reductions give, as outputs of modules
+        self._recorded: frozenset[str] = frozenset()  # what the reductions give, as outputs of modules
+        self._group: Any = None
         self._next = 0
         self._rows: Any = None
         session.wrap(f"{GROUP}._all_reduce_out_place", before=self._before, after=self._after)
 
-    def expect(self, places: Iterable[Any], recorded_elsewhere: bool) -> None:
-        """From vllm_modules.places(); recorded_elsewhere: their outputs are observed as such."""
-        self._recorded_elsewhere = recorded_elsewhere
+    def expect(self, places: Iterable[Any], recorded: Iterable[str]) -> None:
+        """From vllm_modules.places(); recorded: sites that are observed as outputs of modules."""
+        self._recorded = frozenset(recorded)
+        from vllm.distributed.parallel_state import get_tp_group
+
+        self._group = get_tp_group()
+        self._session.label(self._group, "vLLM's tensor-parallel group")  # a compiled graph knows it by this
         layers: dict[int, str] = {}
         embed = False
         for place in places:
@@ -44,7 +49,7 @@ class Reductions:
         return self._sites[self._next] if self._next < len(self._sites) else None
 
     def _before(self, call: Any) -> None:
-        if call.self.world_size == 1 or not call.self.unique_name.startswith("tp"):
+        if self._group is None or call.self is not self._group or self._group.world_size == 1:
             return
         rows = self._session.rows
         if rows is not self._rows:  # another pass
@@ -54,9 +59,9 @@ class Reductions:
             self._recorder.record(f"{site}.partial", call.args[1], rows=rows)
 
     def _after(self, call: Any, result: Any) -> None:
-        if call.self.world_size == 1 or not call.self.unique_name.startswith("tp"):
+        if self._group is None or call.self is not self._group or self._group.world_size == 1:
             return
         site = self._site()
         self._next += 1
-        if site is not None and self._rows is not None and not self._recorded_elsewhere:
+        if site is not None and self._rows is not None and site not in self._recorded:
             self._recorder.record(site, result, rows=self._rows)

@@ -1,0 +1,145 @@
+"""The OpenAI-compatible server: it serves, it is recorded, and what goes wrong with assay is said and harms nobody."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+
+import pytest
+
+from conftest import BUILD, HERE, MODEL, PYTHON, assay_program, environment
+
+EAGER = {"prompts": 4, "tokens": 4, "engine": {"enforce_eager": True}}
+
+
+class Server:
+    """`python -m vllm.entrypoints.openai.api_server` under `assay run`, in a process group of its own."""
+
+    def __init__(self, bench, name, *assay_options):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.trace = bench.folder / f"{name}.trace"
+        self.report = bench.folder / f"{name}.report"
+        self.log = bench.folder / f"{name}.log"
+        serve = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(MODEL), "--port", str(self.port)]
+        serve += ["--host", "127.0.0.1", "--enforce-eager", "--max-model-len", "512", "--gpu-memory-utilization", "0.2"]
+        run = [str(BUILD / "assay"), "run", "--dir", str(self.trace), "--json", str(self.report), *assay_options, "--"]
+        self.process = subprocess.Popen(
+            run + serve,
+            stdout=self.log.open("w"),
+            stderr=subprocess.STDOUT,
+            env=environment(bench.cache),
+            start_new_session=True,
+        )
+
+    def wait_until_it_serves(self, seconds=300):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            assert self.process.poll() is None, self.log.read_text()[-4000:]
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5) as answer:
+                    if answer.status == 200:
+                        return
+            except OSError:
+                time.sleep(0.5)
+        raise AssertionError(f"not ready after {seconds} s:\n{self.log.read_text()[-4000:]}")
+
+    def complete(self, prompt, tokens=8):
+        body = {"model": str(MODEL), "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/v1/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return json.load(answer)["choices"][0]["text"]
+
+    def workers(self):
+        """Pids that recorded."""
+        return [int(file.name.rsplit("-", 2)[1]) for file in self.trace.glob("*.assay")]
+
+    def stop(self):
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGINT)
+            try:
+                self.process.wait(60)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def server(bench):
+    probes = "call:vllm.model_executor.layers.attention.mla_attention:MLAAttention.foward_impl"
+    started = Server(bench, "server", "--profile", "all", "--tokens", "on", "--probes", probes)
+    try:
+        started.wait_until_it_serves()
+        started.texts = [started.complete(p) for p in ("In the beginning God created", "And Moses said unto the people")]
+        yield started
+    finally:
+        started.stop()
+
+
+def test_ServerIsRecordedInItsWorker(server):
+    import assay
+
+    events = assay.open(server.trace)
+    assert all(server.texts)
+    assert len(server.workers()) == 1, "the front end has no tensors and opens no file"
+    assert {e.segments[0].request for e in events if e.site == "logits"} == {r.key for r in events.processes[0].requests}
+    assert {"prefill", "decode"} <= {e.phase for e in events if e.site == "layers.0.attn.q"}
+
+
+def test_MisspeltProbeIsNamedWithItsNeighbours(server):
+    _, out, _ = assay_program("show", server.trace, "--limit", "1")
+    line = next(line for line in out.splitlines() if "foward_impl" in line)
+    assert "not found" in line and "forward_impl" in line
+
+
+def test_WorkerKilledLeavesAReadableTrace(server):
+    """vLLM itself ends an engine that lost its worker; what was recorded before is there."""
+    before = len(server.workers())
+    os.kill(server.workers()[0], signal.SIGKILL)
+    time.sleep(1)
+    code, out, err = assay_program("show", server.trace, "--site", "logits", "--json")
+    assert code == 0, err
+    assert before == 1 and json.loads(out)["events"]
+
+
+def test_UnwritableFolderIsSaidAndTheRunGoesOn(bench, tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    out = tmp_path / "out.json"
+    env = environment(bench.cache, ASSAY="mla", ASSAY_DIR=str(blocked / "trace"))
+    env["PYTHONPATH"] = f"{HERE.parents[1] / 'python/assay/attach/site_hook'}:{env.get('PYTHONPATH', '')}"
+    done = subprocess.run(
+        [PYTHON, HERE / "generate.py", out, json.dumps(EAGER)], env=env, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0 and len(json.loads(out.read_text())) == 4
+    assert (done.stdout + done.stderr).count("assay: cannot record:") == 1, "once, by the worker"
+
+
+def test_FullDiskStopsTheRecordingNotTheRun(bench, tmp_path):
+    """A file system of 2 MiB: the recording ends there, the run does not, and the trace says so."""
+    folder, out = tmp_path / "small", tmp_path / "out.json"
+    folder.mkdir()
+    script = f"mount -t tmpfs -o size=2m none {folder} && \"$@\"; status=$?; cp -r {folder}/trace {tmp_path}/kept; exit $status"
+    program = [str(BUILD / "assay"), "run", "--profile", "all", "--dir", f"{folder}/trace", "--"]
+    program += [str(PYTHON), str(HERE / "generate.py"), str(out), json.dumps({**EAGER, "tokens": 32})]
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", script, "sh", *program],
+        env=environment(bench.cache),
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(json.loads(out.read_text())[0]["tokens"]) == 32
+    assert "disk" in done.stderr.lower()
+    assert assay_program("show", tmp_path / "kept", "--limit", "1")[0] == 0
+
+
