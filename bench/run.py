@@ -26,6 +26,7 @@ SCRIPTS = {
     "decode": ("decode.py", ["--program", "{}/bench_decode"]),
     "numpy": ("numpy_baseline.py", ["--bench", "{}/bench_stats"]),
     "python": ("bench_python.py", []),
+    "attach": ("bench_attach.py", []),
 }
 
 

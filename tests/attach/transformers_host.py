@@ -15,6 +15,7 @@ The faults are what the tests must see named, and are defined here alone.
 """
 
 import hashlib
+import importlib
 import json
 import os
 import pathlib
@@ -84,6 +85,10 @@ def plant(model, kind, layer):
         type(moe).forward = twice
     else:
         raise ValueError(kind)
+
+
+def model_type_of(job):
+    return job.get("model_type") or json.loads((pathlib.Path(job["model"]) / "config.json").read_text())["model_type"]
 
 
 def load(job):
@@ -157,9 +162,9 @@ def main():
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
     jobs = json.loads(pathlib.Path(sys.argv[1]).read_text())
-    for kind in {j["dtype"] for j in jobs}:  # what a first run imports, once for all children
-        torch.nn.Linear(2, 2).to(getattr(torch, kind))(torch.ones(1, 2, dtype=getattr(torch, kind)))
-    AutoModelForCausalLM._model_mapping  # noqa: B018
+    for model_type in sorted({model_type_of(job) for job in jobs}):  # what a run imports, once for all children
+        AutoModelForCausalLM._model_mapping[type(AutoConfig.for_model(model_type))]
+    importlib.import_module("transformers.generation.candidate_generator")
     failed = 0
     for job in jobs:
         child = os.fork()
