@@ -19,7 +19,7 @@ namespace assay {
 struct Cell {
   double sum_sq[8] = {};  // partial sums: their total counts
   double sketch[kHeadSketchSize] = {};
-  uint64_t digest = 0;  // rows only: t = 0, salt of request 0
+  uint64_t digest[8] = {};  // rows only: t = 0, salt of request 0; partial sums too
   uint32_t nonfinite = 0;
 };
 
@@ -80,7 +80,10 @@ struct alignas(64) Accumulator {
   uint32_t matrix_depth = 0;             // additions an entry may have seen since the last flush
   uint64_t matrix_block = ~uint64_t{0};  // last block that was added
 
-  uint32_t kernel_largest = 0;  // a vector kernel's note of the largest magnitude pattern so far
+  // A vector kernel's own, for elements of type kernel_dtype; Flush takes it into the fields above.
+  DType kernel_dtype = DType::kInvalid;  // kInvalid: nothing there
+  uint32_t kernel_largest = 0;           // the largest magnitude pattern so far, plus 1
+  alignas(64) uint64_t kernel_lanes[6][8];
 
   // Finite elements between these two, which are elements themselves.
   ASSAY_KERNEL_INLINE void Between(double low, double high) {
@@ -101,7 +104,7 @@ double DecodeForKernel(uint64_t bits, DType dtype);
 
 struct Kernel {
   void (*add)(const Piece& piece, Accumulator* acc);
-  void (*flush)(Accumulator* acc);  // empties the matrix into acc->sketch
+  void (*flush)(Accumulator* acc);  // brings what the kernel keeps apart (matrix, lanes) into acc; at the end
 };
 
 extern const Kernel kPortableKernel;

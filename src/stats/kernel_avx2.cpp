@@ -178,7 +178,7 @@ void Finish(const ChunkState& c, const Piece& piece, uint32_t first, uint32_t n,
   acc->count += uint64_t{c.taken} * kLanes;
   acc->sum += c.sum.Sum();
   acc->digest += Fold64(c.digest);
-  if (piece.row) piece.row->digest += Fold64(c.row_digest);
+  if (piece.row) piece.row->digest[0] += Fold64(c.row_digest);
 }
 
 // Groups [first, first + n) of a piece: within one block and one head.

@@ -14,6 +14,8 @@
 
 #include <immintrin.h>
 
+#include <new>
+
 #include "stats/kernel.h"
 #include "stats/kernel_avx512_formats.h"
 #include "stats/kernel_avx512_sketch.h"
@@ -26,7 +28,7 @@ constexpr uint32_t kFlushDepth = 128;  // additions to one entry of the matrix b
 
 ASSAY_INLINE __m512 SwapHalves(__m512 x) { return _mm512_shuffle_f32x4(x, x, 0x4e); }
 
-void Flush(Accumulator* acc) {
+void FlushMatrix(Accumulator* acc) {
   if (acc->matrix == nullptr || acc->matrix_layout == 0) return;
   Buckets buckets;
   const __m512 zero = _mm512_setzero_ps();
@@ -40,7 +42,7 @@ void Flush(Accumulator* acc) {
         elements = _mm512_add_ps(elements, SwapHalves(_mm512_load_ps(swapped)));
         _mm512_store_ps(swapped, zero);
       }
-      buckets.Add(TableSigns(ByResidue(elements, place), place), place);
+      buckets.Add(TableSigns(Ordered(elements, kPairTable.source[0][0] + place), place), place);
     }
   } else {
     for (uint32_t quad = 0; quad < kPairs / 2; ++quad) {
@@ -48,7 +50,7 @@ void Flush(Accumulator* acc) {
       const __m512 even = _mm512_load_ps(at);
       const __m512 odd = _mm512_load_ps(at + 16);
       for (uint32_t place = quad * 32; place < quad * 32 + 32; place += 16) {
-        buckets.Add(TableSigns(ByResidue(even, odd, place), place), place);
+        buckets.Add(TableSigns(Ordered(even, odd, kPairTable.source_split[0] + place), place), place);
       }
       _mm512_store_ps(at, zero);
       _mm512_store_ps(at + 16, zero);
@@ -116,17 +118,51 @@ ASSAY_INLINE void TakeLargest(const Extremes<F>& extremes, const uint8_t* data, 
     SearchLargest<F>(extremes, data, n, column, piece, acc);
 }
 
-// What goes on over all chunks of a piece.
+// What a segment's pieces have added up to so far, lane by lane: Accumulator::kernel_lanes.
 template <class F>
-struct PieceState {
-  Extremes<F> extremes;       // of the chunk at hand
-  Extremes<F> past_extremes;  // of those before it
+struct Running {
+  Extremes<F> extremes;  // of what was not exceptional; the exceptional finite elements are taken in one by one
+  __m512i digest = _mm512_setzero_si512();
+  __m512d sum = _mm512_setzero_pd();
+  __m512d sum_sq = _mm512_setzero_pd();
 };
+
+template <class F>
+Running<F>* RunningOf(Accumulator* acc) {
+  static_assert(sizeof(Running<F>) == sizeof(acc->kernel_lanes));
+  void* lanes = acc->kernel_lanes;
+  if (acc->kernel_dtype == F::kType) return static_cast<Running<F>*>(lanes);
+  acc->kernel_dtype = F::kType;
+  return new (lanes) Running<F>;
+}
+
+template <class F>
+void FlushRunning(Accumulator* acc) {
+  using L = typename F::Lanes;
+  const Running<F>& running = *RunningOf<F>(acc);
+  acc->sum += _mm512_reduce_add_pd(running.sum);
+  acc->sum_sq += _mm512_reduce_add_pd(running.sum_sq);
+  acc->digest += Fold64(running.digest);
+  const uint32_t nearest = L::FoldMinUnsigned(running.extremes.near);
+  const uint32_t top = L::FoldMaxSigned(running.extremes.high);
+  const uint32_t bottom = L::FoldMaxUnsigned(running.extremes.wide);
+  const bool any_positive = static_cast<int32_t>(top) >= 0;
+  const bool any_negative = (bottom & F::kSign) != 0;
+  if (any_positive || any_negative) {
+    // All of one sign: the value nearest to zero is the other extreme. + 0.0 turns -0 into +0.
+    const double high = DecodeForKernel(any_positive ? top : F::kSign | nearest, F::kType) + 0.0;
+    const double low = DecodeForKernel(any_negative ? bottom : nearest, F::kType) + 0.0;
+    acc->Between(low, high);
+  }
+  acc->kernel_dtype = DType::kInvalid;
+}
 
 // A whole piece, chunk by chunk.
 template <class F, Sketching kSketching, bool kCells>
-void AddChunks(const Piece& piece, PieceState<F>* state, Accumulator* acc) {
+void AddChunks(const Piece& piece, Accumulator* acc) {
   constexpr uint32_t kGroupBytes = F::kWords * 4;
+  Running<F>* running = RunningOf<F>(acc);
+  Extremes<F> extremes;  // of the chunk at hand
   Sums sums;
   HeadCursor cursor{piece.heads, piece.n_heads, piece.head_groups, piece.head, piece.heads ? piece.head_left : ~0u};
   for (uint32_t done = 0; done < piece.n_groups;) {
@@ -140,7 +176,7 @@ void AddChunks(const Piece& piece, PieceState<F>* state, Accumulator* acc) {
       for (uint32_t k = 0; k < kChunkBlocks; ++k) s.rotation[k] = SlotRotation(group + k * kBlockGroups, piece.salt);
     }
     if constexpr (kSketching == Sketching::kMatrix) {
-      if (acc->matrix_depth + kChunkBlocks > kFlushDepth) Flush(acc);
+      if (acc->matrix_depth + kChunkBlocks > kFlushDepth) FlushMatrix(acc);
       const uint32_t last = (group + n - 1) / kBlockGroups;
       const bool known = acc->matrix_block == group / kBlockGroups;
       acc->matrix_depth += last - group / kBlockGroups + (known ? 0 : 1);
@@ -149,60 +185,44 @@ void AddChunks(const Piece& piece, PieceState<F>* state, Accumulator* acc) {
                            : F::kType == DType::kF32 ? kLayoutSwaps
                                                      : kLayoutPairs;
     }
-    const bool exceptional = Steps<F, kSketching, kCells>(s, &cursor, &state->extremes, &sums);
+    const bool exceptional = Steps<F, kSketching, kCells>(s, &cursor, &extremes, &sums);
     if (__builtin_expect(exceptional, 0)) AddLarge(piece, done, n, F::kLimit, acc);
-    if (F::Lanes::Less(state->extremes.near, F::Lanes::Set(F::kSmallestNormal)) != 0) {
+    if (F::Lanes::Less(extremes.near, F::Lanes::Set(F::kSmallestNormal)) != 0) {
       CountSmall<F>(data, n * kLanes, acc);
     }
-    TakeLargest<F>(state->extremes, data, n * kLanes, piece.column + uint64_t{done} * kLanes, piece, acc);
-    state->past_extremes.Take(state->extremes);
-    state->extremes = {};
+    TakeLargest<F>(extremes, data, n * kLanes, piece.column + uint64_t{done} * kLanes, piece, acc);
+    running->extremes.Take(extremes);
+    extremes = {};
     if constexpr (kCells && kSketching != Sketching::kNone) {
       if (piece.row) AddTo(piece.row->sketch, sums.all_residues);
       sums.all_residues = _mm512_setzero_ps();
     }
     done += n;
   }
-  const double sum_sq = _mm512_reduce_add_pd(kCells ? sums.all_sum_sq : sums.SumSq());
-  acc->sum += _mm512_reduce_add_pd(sums.Sum());
-  acc->sum_sq += sum_sq;
-  if constexpr (kSketching != Sketching::kNone) {
-    acc->digest += Fold64(sums.digest);
-  }
+  running->sum = _mm512_add_pd(running->sum, _mm512_add_pd(sums.sum, sums.upper_sum));
+  running->sum_sq = _mm512_add_pd(running->sum_sq, sums.all_sum_sq);
+  if constexpr (kSketching != Sketching::kNone) running->digest = _mm512_add_epi64(running->digest, sums.digest);
   if constexpr (kSketching == Sketching::kDirect) {
     for (int v = 0; v < 4; ++v) AddTo(acc->sketch + 16 * v, sums.buckets.part[v]);
   }
   if constexpr (kCells) {
     if (piece.row) {
-      piece.row->sum_sq[0] += sum_sq;
-      piece.row->digest += Fold64(sums.row_digest);
+      _mm512_storeu_pd(piece.row->sum_sq, _mm512_add_pd(_mm512_loadu_pd(piece.row->sum_sq), sums.all_sum_sq));
+      const __m512i digest = _mm512_loadu_si512(piece.row->digest);
+      _mm512_storeu_si512(piece.row->digest, _mm512_add_epi64(digest, sums.row_digest));
     }
   }
 }
 
 template <class F>
 void AddFloats(const Piece& piece, Accumulator* acc) {
-  using L = typename F::Lanes;
-  PieceState<F> state;
   const bool cells = piece.row != nullptr || piece.heads != nullptr;
   auto* add = !piece.sketch ? AddChunks<F, Sketching::kNone, true>
               : acc->matrix ? (cells ? AddChunks<F, Sketching::kMatrix, true> : AddChunks<F, Sketching::kMatrix, false>)
               : cells       ? AddChunks<F, Sketching::kDirect, true>
                             : AddChunks<F, Sketching::kDirect, false>;
-  add(piece, &state, acc);
+  add(piece, acc);
   acc->count += uint64_t{piece.n_groups} * kLanes;
-  // Extremes of what was not exceptional; the exceptional finite ones were taken in one by one.
-  const uint32_t nearest = L::FoldMinUnsigned(state.past_extremes.near);
-  const uint32_t top = L::FoldMaxSigned(state.past_extremes.high);
-  const uint32_t bottom = L::FoldMaxUnsigned(state.past_extremes.wide);
-  const bool any_positive = static_cast<int32_t>(top) >= 0;
-  const bool any_negative = (bottom & F::kSign) != 0;
-  if (any_positive || any_negative) {
-    // All of one sign: the value nearest to zero is the other extreme. + 0.0 turns -0 into +0.
-    const double high = DecodeForKernel(any_positive ? top : F::kSign | nearest, F::kType) + 0.0;
-    const double low = DecodeForKernel(any_negative ? bottom : nearest, F::kType) + 0.0;
-    acc->Between(low, high);
-  }
 }
 
 void Add(const Piece& piece, Accumulator* acc) {
@@ -219,6 +239,24 @@ void Add(const Piece& piece, Accumulator* acc) {
       return AddFloats<F8E5M2>(piece, acc);
     default:
       return kPortableKernel.add(piece, acc);
+  }
+}
+
+void Flush(Accumulator* acc) {
+  FlushMatrix(acc);
+  switch (acc->kernel_dtype) {
+    case DType::kF32:
+      return FlushRunning<F32>(acc);
+    case DType::kBF16:
+      return FlushRunning<BF16>(acc);
+    case DType::kF16:
+      return FlushRunning<F16>(acc);
+    case DType::kF8E4M3FN:
+      return FlushRunning<F8E4M3FN>(acc);
+    case DType::kF8E5M2:
+      return FlushRunning<F8E5M2>(acc);
+    default:
+      return;
   }
 }
 

@@ -121,8 +121,6 @@ struct Format {
   static constexpr uint32_t kSmallestNormal = kNormalBits;
   // Sums of types of 16 bits or fewer run in float for kFloatOctets octets before they go on in double.
   static constexpr bool kFloatSums = kBytes < 4;
-  // Float sums of squares need an element of this magnitude or more in an octet, or they underflow; 0: cannot happen.
-  static constexpr uint32_t kTiny = 0;
 };
 
 struct F32 : Format<Lanes32, DType::kF32, (127 + 96) << 23, 0x7f800000, 1 << 23> {
@@ -131,7 +129,6 @@ struct F32 : Format<Lanes32, DType::kF32, (127 + 96) << 23, 0x7f800000, 1 << 23>
 
 // The even elements of a quad, then the odd ones.
 struct BF16 : Format<Lanes16, DType::kBF16, (127 + 60) << 7, 0x7f80, 1 << 7> {
-  static constexpr uint32_t kTiny = (127 - 60) << 7;
   ASSAY_INLINE __m512 Widen(__m512i raw, int v, __m512i upper_halves) {
     return _mm512_castsi512_ps(v == 0 ? _mm512_slli_epi32(raw, 16) : _mm512_and_si512(raw, upper_halves));
   }

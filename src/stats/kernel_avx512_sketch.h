@@ -49,23 +49,22 @@ ASSAY_INLINE __m512 FlipSign(__m512 x, __m512i h, __m512i sign_bits) {
   return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_castps_si512(x), h, sign_bits, 0x78));  // x ^ (h & s)
 }
 
-// A pair's elements ordered by residue, without the table's signs. `place` is 8 times a slot of the pair's even one: 16
-// times the pair.
-ASSAY_INLINE __m512 ByResidue(__m512 elements, uint32_t place, uint32_t swapped = 0) {
-  return _mm512_permutexvar_ps(_mm512_load_si512(kPairTable.source[swapped][0] + place), elements);
+// A pair's elements ordered by residue, without the table's signs. `source` is the pair's of a PairTable.
+ASSAY_INLINE __m512 Ordered(__m512 elements, const uint32_t* source) {
+  return _mm512_permutexvar_ps(_mm512_load_si512(source), elements);
 }
 
-// The same out of the even and the odd elements of the quad that the pair belongs to.
-ASSAY_INLINE __m512 ByResidue(__m512 even, __m512 odd, uint32_t place) {
-  return _mm512_permutex2var_ps(even, _mm512_load_si512(kPairTable.source_split[0] + place), odd);
+// The same out of the even and the odd elements of the quad that the pair belongs to; of source_split.
+ASSAY_INLINE __m512 Ordered(__m512 even, __m512 odd, const uint32_t* source) {
+  return _mm512_permutex2var_ps(even, _mm512_load_si512(source), odd);
 }
 
-// sums + by_residue with the table's signs.
-ASSAY_INLINE __m512 AddSigned(__m512 sums, __m512 by_residue, uint32_t place) {
+// sums + by_residue with the table's signs. `place` is 8 times a slot of the pair's even one: 16 times the pair.
+ASSAY_INLINE __m512 AddSigned(__m512 sums, __m512 by_residue, size_t place) {
   return _mm512_fmadd_ps(by_residue, _mm512_load_ps(kPairTable.sign[0] + place), sums);
 }
 
-ASSAY_INLINE __m512 TableSigns(__m512 by_residue, uint32_t place) {
+ASSAY_INLINE __m512 TableSigns(__m512 by_residue, size_t place) {
   return _mm512_mul_ps(by_residue, _mm512_load_ps(kPairTable.sign[0] + place));
 }
 
@@ -74,7 +73,7 @@ struct Buckets {
   __m512 part[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
 
   // A pair's elements by residue, with the table's signs.
-  ASSAY_KERNEL_INLINE void Add(__m512 by_residue, uint32_t place) {
+  ASSAY_KERNEL_INLINE void Add(__m512 by_residue, size_t place) {
     for (int v = 0; v < 4; ++v) {
       part[v] = _mm512_mask_add_ps(part[v], kPairTable.high[place / 16][v], part[v], by_residue);
     }

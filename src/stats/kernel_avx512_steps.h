@@ -14,14 +14,17 @@ namespace {
 constexpr uint32_t kOctet = 8;        // groups of the innermost loop: 1 to 4 steps of 64 bytes
 constexpr uint32_t kFloatOctets = 4;  // octets of float sums, two elements a lane and chain in each
 
-// Blocks between two looks at what a chunk held. Float sums of cells run over a chunk: 128 elements a block and
-// residue.
-constexpr uint32_t kChunkBlocks = 2;
+// Blocks between two looks at what a chunk held.
+constexpr uint32_t kChunkBlocks = 4;
+// Float sums of cells run over a head's part of so many blocks: 128 additions to a residue in each.
+constexpr uint32_t kRunBlocks = 2;
 
-// Bytes ahead of which the loop asks for data: from memory, and from the second cache. Reaching past the view is
-// harmless. Tried: one of the two alone, and other distances; from memory they lose up to a third of the rate.
-constexpr uint32_t kAhead = 16384;
-constexpr uint32_t kNear = 2048;
+// A run whose squares add up to this much in any lane has lost next to nothing to underflow of single ones.
+constexpr double kSafeSquares = 0x1p-112;
+
+// Bytes ahead of which the loop asks for data. Reaching past the view is harmless. Tried: 2 to 64 KiB, other levels of
+// the cache and two distances at once; without, data from memory arrive at a third of the rate.
+constexpr uint32_t kAhead = 8192;
 
 ASSAY_INLINE __m512i LaneNumbers() { return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
 
@@ -31,14 +34,13 @@ ASSAY_INLINE __m512i Kept(__m512i x) {
   return x;
 }
 
-// Hashes of sixteen groups at a time.
+// Hashes of sixteen groups at a time: of first_group + order, lane by lane.
 struct Hasher {
-  __m512i lanes = Kept(LaneNumbers());
   __m512i first = Kept(_mm512_set1_epi32(static_cast<int>(0x9e3779b1u)));
   __m512i second = Kept(_mm512_set1_epi32(static_cast<int>(0x85ebca77u)));
 
-  ASSAY_KERNEL_INLINE __m512i Hashes(uint32_t first_group, __m512i salt) const {
-    __m512i h = _mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(first_group)), lanes);
+  ASSAY_KERNEL_INLINE __m512i Hashes(uint32_t first_group, __m512i order, __m512i salt) const {
+    __m512i h = _mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(first_group)), order);
     h = _mm512_mullo_epi32(_mm512_xor_si512(h, salt), first);
     return _mm512_mullo_epi32(_mm512_xor_si512(h, _mm512_srli_epi32(h, 15)), second);
   }
@@ -77,50 +79,53 @@ struct Extremes {
   }
 };
 
-// Sums of a stretch of groups, in kChains independent chains.
-constexpr int kChains = 4;
+// x, folded to eight lanes in float, in double.
+ASSAY_INLINE __m512d FoldToDouble(__m512 x) {
+  return _mm512_cvtps_pd(_mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1)));
+}
+
+// Sums of a stretch of groups. What is said to be of the run is emptied at its end.
 struct Sums {
-  __m512d sum[kChains] = {_mm512_setzero_pd(), _mm512_setzero_pd(), _mm512_setzero_pd(), _mm512_setzero_pd()};
-  __m512d sum_sq[kChains] = {_mm512_setzero_pd(), _mm512_setzero_pd(), _mm512_setzero_pd(), _mm512_setzero_pd()};
+  __m512d sum = _mm512_setzero_pd();
+  __m512d sum_sq = _mm512_setzero_pd();  // of the run
   __m512i digest = _mm512_setzero_si512();
   __m512i row_digest = _mm512_setzero_si512();
-  __m512 residues = _mm512_setzero_ps();     // sketch by residue; with cells, of the head at hand, like sum_sq ...
-  __m512d all_sum_sq = _mm512_setzero_pd();  // ... and of the heads before it
+  __m512 residues = _mm512_setzero_ps();     // sketch by residue, of the run; with cells alone
+  __m512d all_sum_sq = _mm512_setzero_pd();  // of the runs before
   __m512 all_residues = _mm512_setzero_ps();
   Buckets buckets;
 
-  // Of narrow types, added to sum and sum_sq by Spill.
+  // In two independent chains. Those of narrow types are added to sum and sum_sq by Spill.
   __m512 float_sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
   __m512 float_sum_sq[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+  __m512d upper_sum = _mm512_setzero_pd();
+  __m512d upper_sum_sq = _mm512_setzero_pd();
 
   ASSAY_KERNEL_INLINE void AddFloat(__m512 x, uint32_t chain) {
     float_sum[chain] = _mm512_add_ps(float_sum[chain], x);
     float_sum_sq[chain] = _mm512_fmadd_ps(x, x, float_sum_sq[chain]);
   }
   ASSAY_KERNEL_INLINE void Spill() {
-    const __m512 all = _mm512_add_ps(float_sum[0], float_sum[1]);
-    const __m512 squares = _mm512_add_ps(float_sum_sq[0], float_sum_sq[1]);
-    sum[0] = _mm512_add_pd(sum[0], _mm512_cvtps_pd(_mm512_castps512_ps256(all)));
-    sum[1] = _mm512_add_pd(sum[1], _mm512_cvtps_pd(_mm512_extractf32x8_ps(all, 1)));
-    sum_sq[0] = _mm512_add_pd(sum_sq[0], _mm512_cvtps_pd(_mm512_castps512_ps256(squares)));
-    sum_sq[1] = _mm512_add_pd(sum_sq[1], _mm512_cvtps_pd(_mm512_extractf32x8_ps(squares, 1)));
+    sum = _mm512_add_pd(sum, FoldToDouble(_mm512_add_ps(float_sum[0], float_sum[1])));
+    sum_sq = _mm512_add_pd(sum_sq, FoldToDouble(_mm512_add_ps(float_sum_sq[0], float_sum_sq[1])));
     float_sum[0] = float_sum[1] = float_sum_sq[0] = float_sum_sq[1] = _mm512_setzero_ps();
   }
-  ASSAY_KERNEL_INLINE void Add(__m512 x, int v) { Add(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1), v); }
-  ASSAY_KERNEL_INLINE void Add(__m256 first, __m256 second, int v) {
-    const int chain = 2 * v % kChains;
+  // In double, one chain: elements next to those that are left out.
+  ASSAY_KERNEL_INLINE void AddSingly(__m512 x) {
+    for (__m256 half : {_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1)}) {
+      const __m512d wide = _mm512_cvtps_pd(half);
+      sum = _mm512_add_pd(sum, wide);
+      sum_sq = _mm512_fmadd_pd(wide, wide, sum_sq);
+    }
+  }
+  ASSAY_KERNEL_INLINE void Add(__m512 x) { Add(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1)); }
+  ASSAY_KERNEL_INLINE void Add(__m256 first, __m256 second) {
     const __m512d low = _mm512_cvtps_pd(first);
     const __m512d high = _mm512_cvtps_pd(second);
-    sum[chain] = _mm512_add_pd(sum[chain], low);
-    sum[chain + 1] = _mm512_add_pd(sum[chain + 1], high);
-    sum_sq[chain] = _mm512_fmadd_pd(low, low, sum_sq[chain]);
-    sum_sq[chain + 1] = _mm512_fmadd_pd(high, high, sum_sq[chain + 1]);
-  }
-  ASSAY_KERNEL_INLINE __m512d Sum() const {
-    return _mm512_add_pd(_mm512_add_pd(sum[0], sum[1]), _mm512_add_pd(sum[2], sum[3]));
-  }
-  ASSAY_KERNEL_INLINE __m512d SumSq() const {
-    return _mm512_add_pd(_mm512_add_pd(sum_sq[0], sum_sq[1]), _mm512_add_pd(sum_sq[2], sum_sq[3]));
+    sum = _mm512_add_pd(sum, low);
+    sum_sq = _mm512_fmadd_pd(low, low, sum_sq);
+    upper_sum = _mm512_add_pd(upper_sum, high);
+    upper_sum_sq = _mm512_fmadd_pd(high, high, upper_sum_sq);
   }
 };
 
@@ -137,12 +142,10 @@ struct HeadCursor {
   uint32_t left;
 
   ASSAY_KERNEL_INLINE Cell* Current() const { return heads ? heads + head : nullptr; }
-  ASSAY_KERNEL_INLINE void Advance(uint32_t n) {
-    left -= n;
-    if (left == 0) {
-      left = per_head;
-      head = head + 1 == n_heads ? 0 : head + 1;
-    }
+  ASSAY_KERNEL_INLINE void Next() {
+    if (left != 0) return;
+    left = per_head;
+    head = head + 1 == n_heads ? 0 : head + 1;
   }
 };
 
@@ -179,24 +182,20 @@ ASSAY_INLINE __m512i LoadEight(const uint32_t* h) {
   return _mm512_castsi256_si512(_mm256_load_si256(reinterpret_cast<const __m256i*>(h)));
 }
 
-// For each rotation of the groups inside a step: where the words of the step come from, and which of the octet's hashes
-// is theirs in step u.
+// For each rotation of the groups inside a step: where the words of the step come from. For step u of an octet: which
+// of the octet's groups each word is of.
 template <uint32_t kWords>
 struct StepOrder {
   static constexpr uint32_t kGroups = 16 / kWords;
   alignas(64) uint32_t word[kGroups][16] = {};
-  alignas(64) uint32_t group[kOctet / kGroups][kGroups][16] = {};
+  alignas(64) uint32_t group[kOctet / kGroups][16] = {};
 };
 template <uint32_t kWords>
 constexpr StepOrder<kWords> MakeStepOrder() {
   StepOrder<kWords> order;
-  for (uint32_t inside = 0; inside < 16 / kWords; ++inside) {
-    for (uint32_t w = 0; w < 16; ++w) {
-      order.word[inside][w] = w ^ inside * kWords;
-      for (uint32_t u = 0; u < kWords / 2; ++u) {
-        order.group[u][inside][w] = u * (16 / kWords) + (w ^ inside * kWords) / kWords;
-      }
-    }
+  for (uint32_t w = 0; w < 16; ++w) {
+    for (uint32_t inside = 0; inside < 16 / kWords; ++inside) order.word[inside][w] = w ^ inside * kWords;
+    for (uint32_t u = 0; u < kWords / 2; ++u) order.group[u][w] = u * (16 / kWords) + w / kWords;
   }
   return order;
 }
@@ -213,10 +212,9 @@ template <class F, Sketching kSketching, bool kCells>
 struct Stepper {
   using L = typename F::Lanes;
   static constexpr uint32_t kGroups = F::kGroups;
-  static constexpr uint32_t kGroupBytes = F::kWords * 4;
   static constexpr uint32_t kSteps = kOctet / kGroups;
   static constexpr int kWordShift = F::kWords == 8 ? 3 : F::kWords == 4 ? 2 : 1;
-  // f32 has a half of the matrix for either order of a step's groups; the others bring them in order.
+  // f32 has a half of the matrix and of the table for either order of a step's groups; the others bring them in order.
   static constexpr bool kSwapped = kGroups == 2;
 
   const __m512i keys = Kept(_mm512_load_si512(kVectorKeys<F::kWords>.word));
@@ -225,39 +223,48 @@ struct Stepper {
   const __m512i negative_limit = Kept(L::Set(F::kSign | F::kLimit));
   const __m512i sign_bits = Kept(_mm512_set1_epi32(INT32_MIN));
   const __m512i upper_halves = Kept(_mm512_set1_epi32(static_cast<int>(0xffff0000u)));
-  __m512i even_spread[kSteps];
+  __m512i spread[kSteps];
+
+  // Of the block at hand.
+  __m512i words;           // order of a step's words
+  float* matrix;           // with the half for its rotation; so is source
+  const uint32_t* source;  // of ByResidue
 
   ASSAY_KERNEL_INLINE Stepper() {
-    for (uint32_t u = 0; u < kSteps; ++u) even_spread[u] = Kept(_mm512_load_si512(kStepOrder<F::kWords>.group[u][0]));
+    for (uint32_t u = 0; u < kSteps; ++u) spread[u] = Kept(_mm512_load_si512(kStepOrder<F::kWords>.group[u]));
   }
 
-  // Where in the matrix and the tables the step at position p belongs.
-  ASSAY_KERNEL_INLINE static uint32_t PlaceOf(uint32_t p, uint32_t rotation) {
-    const uint32_t place = ((p ^ rotation) & (kBlockGroups - kGroups)) * kLanes;
-    return kSwapped ? place + (rotation & 1) * (kMatrixFloats / 2) : place;
+  ASSAY_KERNEL_INLINE void SetBlock(uint32_t rotation, float* whole_matrix) {
+    const uint32_t half = kSwapped ? (rotation & 1) * (kMatrixFloats / 2) : 0;
+    words = kSwapped ? spread[0] : _mm512_load_si512(kStepOrder<F::kWords>.word[rotation & (kGroups - 1)]);
+    matrix = whole_matrix + half;
+    source = (F::kType == DType::kBF16 ? kPairTable.source_split[0] : kPairTable.source[0][0]) + half;
   }
 
-  // A step whose groups are out of order by `inside`, a part of the rotation. kGuard: some elements may have to be left
-  // out, and pairs of words not in `present`. u: number of the step in its octet, which has these hashes.
+  // The first `turned` (a power of two) positions from a multiple of it on in slot order, but for what kSwapped leaves.
+  ASSAY_KERNEL_INLINE static __m512i Order(uint32_t rotation, uint32_t turned) {
+    const uint32_t turn = rotation & (turned - 1) & (kSwapped ? ~1u : ~0u);
+    return _mm512_xor_si512(LaneNumbers(), _mm512_set1_epi32(static_cast<int>(turn)));
+  }
+
+  // Place in the matrix and the tables of the first of `turned` slots, among which position p is: 8 times the slot.
+  ASSAY_KERNEL_INLINE static size_t PlaceOf(uint32_t p, uint32_t rotation, uint32_t turned) {
+    return size_t{(p ^ rotation) & (kBlockGroups - turned)} * kLanes;
+  }
+
+  // A step of the block at hand: `loaded` from data, its groups' hashes spread to its words. kGuard: some elements may
+  // have to be left out, and pairs of words not in `present`. u: number of the step in its octet.
   template <bool kGuard>
-  ASSAY_KERNEL_INLINE void Step(uint32_t place, uint32_t inside, __m512i hashes, __m512i row_hashes,
-                                const uint8_t* data, __m512i loaded, __mmask8 present, uint32_t u, float* matrix,
-                                Sums& sums) const {
-    __m512i raw = loaded;
-    __m512i spread = even_spread[u];
-    if constexpr (!kSwapped) {
-      raw = _mm512_permutexvar_epi32(_mm512_load_si512(kStepOrder<F::kWords>.word[inside]), loaded);
-      spread = _mm512_load_si512(kStepOrder<F::kWords>.group[u][inside]);
-    }
-    __m512i h = _mm512_setzero_si512();
+  ASSAY_KERNEL_INLINE void Step(size_t place, __m512i h, __m512i row_h, const uint8_t* data, __m512i loaded,
+                                __mmask8 present, Sums& sums) const {
+    const __m512i raw = kSwapped ? loaded : _mm512_permutexvar_epi32(words, loaded);
     if constexpr (kSketching != Sketching::kNone) {
-      h = _mm512_permutexvar_epi32(spread, hashes);
       const __m512i keyed = _mm512_add_epi32(raw, keys);
       const __m512i products = Products(keyed, h);
       sums.digest = kGuard ? _mm512_mask_add_epi64(sums.digest, present, sums.digest, products)
                            : _mm512_add_epi64(sums.digest, products);
       if constexpr (kCells) {
-        const __m512i row_products = Products(keyed, _mm512_permutexvar_epi32(spread, row_hashes));
+        const __m512i row_products = Products(keyed, row_h);
         sums.row_digest = kGuard ? _mm512_mask_add_epi64(sums.row_digest, present, sums.row_digest, row_products)
                                  : _mm512_add_epi64(sums.row_digest, row_products);
       }
@@ -270,11 +277,13 @@ struct Stepper {
       if constexpr (F::kType == DType::kF32 && !kGuard) {
         // The upper half from memory: a load is cheaper than an extraction.
         sums.Add(_mm256_castsi256_ps(_mm512_castsi512_si256(loaded)),
-                 _mm256_loadu_ps(reinterpret_cast<const float*>(data) + 8), static_cast<int>(u));
+                 _mm256_loadu_ps(reinterpret_cast<const float*>(data) + 8));
       } else if constexpr (F::kFloatSums && !kGuard) {
         sums.AddFloat(x, v & 1);
+      } else if constexpr (F::kFloatSums) {
+        sums.AddSingly(x);
       } else {
-        sums.Add(x, static_cast<int>(u * F::kVectors + v));
+        sums.Add(x);
       }
       if constexpr (kSketching == Sketching::kNone) continue;
       if constexpr (F::kType == DType::kF32 || F::kType == DType::kBF16) {
@@ -293,9 +302,8 @@ struct Stepper {
     if constexpr (kSketching == Sketching::kDirect || (kCells && kSketching != Sketching::kNone)) {
 #pragma GCC unroll 4
       for (uint32_t v = 0; v < F::kVectors; ++v) {
-        const uint32_t at = (place + 16 * v) & (kBlockGroups * kLanes - 1);
-        const __m512 z =
-            F::kType == DType::kBF16 ? ByResidue(y[0], y[1], at) : ByResidue(y[v], at, kSwapped ? inside : 0);
+        const size_t at = place + 16 * v;
+        const __m512 z = F::kType == DType::kBF16 ? Ordered(y[0], y[1], source + at) : Ordered(y[v], source + at);
         if constexpr (kSketching == Sketching::kDirect) sums.buckets.Add(TableSigns(z, at), at);
         if constexpr (kCells) sums.residues = AddSigned(sums.residues, z, at);
       }
@@ -310,36 +318,55 @@ template <class F, Sketching kSketching, bool kCells>
                                     Extremes<F>* extremes, Sums* sums) {
   using L = typename F::Lanes;
   constexpr uint32_t kGroups = F::kGroups;
-  const Stepper<F, kSketching, kCells> stepper;
+  Stepper<F, kSketching, kCells> stepper;
   const Hasher hasher;
+  const uint32_t rotation = s.rotation[p / kBlockGroups];
+  const __m512i order = stepper.Order(rotation, kGroups);
+  stepper.SetBlock(rotation, s.matrix);
   bool exceptional = false;
   while (p < end) {
     const uint32_t from = p % kGroups;
     const uint32_t to = end - p < kGroups - from ? from + end - p : kGroups;
     p -= from;
     data -= from * F::kWords * 4;
-    const uint32_t words = ((1u << to * F::kWords) - 1) & ~((1u << from * F::kWords) - 1);
-    const __m512i loaded = _mm512_maskz_loadu_epi32(static_cast<__mmask16>(words), data);
+    const uint32_t loaded_words = ((1u << to * F::kWords) - 1) & ~((1u << from * F::kWords) - 1);
+    const __m512i loaded = _mm512_maskz_loadu_epi32(static_cast<__mmask16>(loaded_words), data);
     const uint64_t elements = (~uint64_t{0} >> (64 - to * kLanes)) & (~uint64_t{0} << from * kLanes);
     const auto modest =
         static_cast<typename L::Mask>(L::Less(_mm512_and_si512(loaded, stepper.magnitude), stepper.limit) & elements);
     exceptional |= modest != static_cast<typename L::Mask>(elements);
     extremes->TakeSome(modest, loaded);
-    const uint32_t rotation = s.rotation[p / kBlockGroups];
-    const uint32_t inside = rotation & (kGroups - 1);
-    // Where the pairs of words of the present groups are in slot order.
+    // Where the pairs of words of the present groups are in the order of the step.
     uint32_t present = 0;
     for (uint32_t g = from; g < to; ++g) {
-      present |= ((1u << F::kWords / 2) - 1) << (g ^ (kGroups == 2 ? 0 : inside)) * (F::kWords / 2);
+      const uint32_t place = stepper.kSwapped ? g : g ^ (rotation & (kGroups - 1));
+      present |= ((1u << F::kWords / 2) - 1) << place * (F::kWords / 2);
     }
-    const __m512i hashes = hasher.Hashes(s.group + p, _mm512_set1_epi32(static_cast<int>(s.salt)));
-    const __m512i row_hashes = hasher.Hashes(s.row_group + p, _mm512_set1_epi32(static_cast<int>(s.row_salt)));
-    stepper.template Step<true>(stepper.PlaceOf(p, rotation), inside, hashes, row_hashes, data, loaded,
-                                static_cast<__mmask8>(present), 0, s.matrix, *sums);
+    auto hashes = [&](uint32_t first, uint32_t salt) __attribute__((always_inline)) {
+      const __m512i h = hasher.Hashes(first + p, order, _mm512_set1_epi32(static_cast<int>(salt)));
+      return _mm512_permutexvar_epi32(stepper.spread[0], h);
+    };
+    stepper.template Step<true>(stepper.PlaceOf(p, rotation, kGroups), hashes(s.group, s.salt),
+                                hashes(s.row_group, s.row_salt), data, loaded, static_cast<__mmask8>(present), *sums);
     p += kGroups;
     data += 64;
   }
   return exceptional;
+}
+
+// Squares of the n modest elements at data in double, n a multiple of kLanes: for runs so small that they underflow.
+template <class F>
+[[gnu::noinline]] __m512d SmallSquares(const uint8_t* data, uint32_t n) {
+  __m512d sum_sq = _mm512_setzero_pd();
+  for (uint32_t k = 0; k < n; k += kLanes) {
+    const __m256i words = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(data + 2 * k)));
+    const __m256i magnitude = _mm256_and_si256(words, _mm256_set1_epi32(F::kSign - 1));
+    const __mmask8 modest = _mm256_cmplt_epi32_mask(magnitude, _mm256_set1_epi32(F::kLimit));
+    const __m256 x = _mm256_castsi256_ps(_mm256_maskz_slli_epi32(modest, magnitude, 16));
+    const __m512d wide = _mm512_cvtps_pd(x);
+    sum_sq = _mm512_fmadd_pd(wide, wide, sum_sq);
+  }
+  return sum_sq;
 }
 
 // Returns whether any element was left out.
@@ -349,85 +376,83 @@ ASSAY_INLINE bool Steps(const Stretch& s, HeadCursor* cursor, Extremes<F>* extre
   Extremes<F> extremes = *extremes_out;
   Sums sums = *sums_out;
   using L = typename F::Lanes;
+  using S = Stepper<F, kSketching, kCells>;
   constexpr uint32_t kGroupBytes = F::kWords * 4;
-  constexpr uint32_t kSteps = kOctet / F::kGroups;
-  const Stepper<F, kSketching, kCells> stepper;
+  S stepper;
 
-  // A ring of hashes by position modulo 32: of the sixteen positions at hand, and of the next sixteen, since what has
-  // just been stored is slow to load in parts.
-  alignas(64) uint32_t hashes[32];
-  alignas(64) uint32_t row_hashes[32];
-  const Hasher hasher;
-  const __m512i salt = Kept(_mm512_set1_epi32(static_cast<int>(s.salt)));
-  const __m512i row_salt = Kept(_mm512_set1_epi32(static_cast<int>(s.row_salt)));
-  auto hash = [&](uint32_t p) __attribute__((always_inline)) {  // of [p, p + 16), p a multiple of 16
+  // Hashes of the block at hand, by position modulo kBlockGroups, those of an octet in slot order.
+  alignas(64) uint32_t hashes[kBlockGroups];
+  alignas(64) uint32_t row_hashes[kCells ? kBlockGroups : 16];
+  auto hash_block = [&](uint32_t p, uint32_t end, uint32_t rotation) __attribute__((always_inline)) {
     if constexpr (kSketching == Sketching::kNone) return;
-    _mm512_store_si512(hashes + p % 32, hasher.Hashes(s.group + p, salt));
-    if constexpr (kCells) _mm512_store_si512(row_hashes + p % 32, hasher.Hashes(s.row_group + p, row_salt));
-  };
-  uint32_t hashed = ~0u;  // first of the sixteen positions at hand
-
-  [[maybe_unused]] const __m512i tiny = Kept(L::Set(F::kTiny));
-  [[maybe_unused]] const __m512i negative_tiny = Kept(L::Set(F::kSign | F::kTiny));
-  // Eight groups from a multiple of eight on; false, and nothing added, if they need a guard.
-  auto octet = [&](uint32_t p, const uint8_t* data) __attribute__((always_inline)) {
-    __m512i loaded[kSteps];
-#pragma GCC unroll 4
-    for (uint32_t u = 0; u < kSteps; ++u) {
-      _mm_prefetch(reinterpret_cast<const char*>(data) + kNear + 64 * u, _MM_HINT_T0);
-      _mm_prefetch(reinterpret_cast<const char*>(data) + kAhead + 64 * u, _MM_HINT_T1);
-      loaded[u] = _mm512_loadu_si512(data + 64 * u);
+    const Hasher hasher;
+    const __m512i order = S::Order(rotation, kOctet);
+    const __m512i salt = _mm512_set1_epi32(static_cast<int>(s.salt));
+    const __m512i row_salt = _mm512_set1_epi32(static_cast<int>(s.row_salt));
+    for (uint32_t q = p - p % 16; q < end; q += 16) {
+      _mm512_store_si512(hashes + q % kBlockGroups, hasher.Hashes(s.group + q, order, salt));
+      if constexpr (kCells) {
+        _mm512_store_si512(row_hashes + q % kBlockGroups, hasher.Hashes(s.row_group + q, order, row_salt));
+      }
     }
-    if (p % 16 == 0) {
-      hash(p + 16);
-      hashed = p;
+  };
+
+  // Eight groups from a multiple of eight on; false, and nothing added, if they need a guard. first_step: where the
+  // first step in slot order is, in bytes.
+  auto octet = [&](uint32_t p, uint32_t rotation, uint32_t first_step, const uint8_t* data)
+      __attribute__((always_inline)) {
+    __m512i loaded[S::kSteps];
+#pragma GCC unroll 4
+    for (uint32_t u = 0; u < S::kSteps; ++u) {
+      _mm_prefetch(reinterpret_cast<const char*>(data) + kAhead + 64 * u, _MM_HINT_T0);
+      loaded[u] = _mm512_loadu_si512(data + (64 * u ^ first_step));
     }
     __m512i high = loaded[0];
     __m512i wide = loaded[0];
 #pragma GCC unroll 4
-    for (uint32_t u = 1; u < kSteps; ++u) {
+    for (uint32_t u = 1; u < S::kSteps; ++u) {
       high = L::MaxSigned(high, loaded[u]);
       wide = L::MaxUnsigned(wide, loaded[u]);
     }
     if (__builtin_expect(L::Any(L::AtLeastSigned(high, stepper.limit), L::AtLeast(wide, stepper.negative_limit)), 0)) {
       return false;
     }
-    if constexpr (F::kTiny != 0) {
-      if (__builtin_expect(!L::Any(L::AtLeastSigned(high, tiny), L::AtLeast(wide, negative_tiny)), 0)) return false;
-    }
     extremes.high = L::MaxSigned(extremes.high, high);
     extremes.wide = L::MaxUnsigned(extremes.wide, wide);
-    const uint32_t rotation = s.rotation[p / kBlockGroups];
-    const uint32_t place = stepper.PlaceOf(p, rotation);
-    const __m512i octet_hashes = LoadEight(hashes + p % 32);
-    const __m512i octet_row_hashes = kCells ? LoadEight(row_hashes + p % 32) : octet_hashes;
+    const size_t place = S::PlaceOf(p, rotation, kOctet);
+    const __m512i octet_hashes = LoadEight(hashes + p % kBlockGroups);
+    const __m512i octet_row_hashes = kCells ? LoadEight(row_hashes + p % kBlockGroups) : octet_hashes;
 #pragma GCC unroll 4
-    for (uint32_t u = 0; u < kSteps; ++u) {
+    for (uint32_t u = 0; u < S::kSteps; ++u) {
       extremes.near = L::Nearer(extremes.near, loaded[u], stepper.magnitude);
-      stepper.template Step<false>(place ^ u * F::kGroups * kLanes, rotation & (F::kGroups - 1), octet_hashes,
-                                   octet_row_hashes, data + 64 * u, loaded[u], 0xff, u, s.matrix, sums);
+      const __m512i h = _mm512_permutexvar_epi32(stepper.spread[u], octet_hashes);
+      const __m512i row_h = kCells ? _mm512_permutexvar_epi32(stepper.spread[u], octet_row_hashes) : h;
+      stepper.template Step<false>(place + u * F::kGroups * kLanes, h, row_h, data + (64 * u ^ first_step), loaded[u],
+                                   0xff, sums);
     }
     return true;
   };
 
   bool exceptional = false;
-  auto run = [&](uint32_t p, uint32_t end, const uint8_t* data) __attribute__((always_inline)) {
+  // Positions [p, end) of one block.
+  auto run = [&](uint32_t p, uint32_t end, uint32_t rotation, const uint8_t* data) __attribute__((always_inline)) {
+    const uint32_t first_step = (rotation & (kOctet - 1)) / F::kGroups * 64;
     while (p < end) {
-      if (p % kOctet == 0 && end - p >= kOctet) {
-        const uint32_t sixteen = p - p % 16;
-        if (sixteen != hashed) {
-          if (sixteen != hashed + 16) hash(sixteen);
-          if (p != sixteen) hash(sixteen + 16);  // otherwise the octet does it
-          hashed = sixteen;
-        }
-        while (end - p >= kOctet && octet(p, data)) {
+      bool guard = p % kOctet != 0 || end - p < kOctet;
+      while (!guard) {
+        // Float sums are good for a few octets.
+        const uint32_t octets = (end - p) / kOctet;
+        const uint32_t stop = p + kOctet * (F::kFloatSums && octets > kFloatOctets ? kFloatOctets : octets);
+        do {
+          guard = !octet(p, rotation, first_step, data);
+          if (guard) break;
           p += kOctet;
           data += kOctet * kGroupBytes;
-          if (F::kFloatSums && p % (kFloatOctets * kOctet) == 0) sums.Spill();
-        }
+        } while (p < stop);
         if constexpr (F::kFloatSums) sums.Spill();
-        if (p == end) return;
+        guard |= end - p < kOctet;
       }
+      if (p == end) return;
       // To the next octet, or all of it.
       const uint32_t left = kOctet - p % kOctet;
       const uint32_t stop = end - p < left ? end : p + left;
@@ -440,26 +465,47 @@ ASSAY_INLINE bool Steps(const Stretch& s, HeadCursor* cursor, Extremes<F>* extre
       p = stop;
     }
   };
-
-  if constexpr (!kCells) {
-    run(s.p, s.end, s.data);
-  } else {
-    const uint8_t* data = s.data;
-    for (uint32_t p = s.p; p < s.end;) {
-      const uint32_t end = s.end - p < cursor->left ? s.end : p + cursor->left;
-      for (__m512d& chain : sums.sum_sq) chain = _mm512_setzero_pd();
-      sums.residues = _mm512_setzero_ps();
-      run(p, end, data);
-      const __m512d sum_sq = sums.SumSq();
-      sums.all_sum_sq = _mm512_add_pd(sums.all_sum_sq, sum_sq);
-      sums.all_residues = _mm512_add_ps(sums.all_residues, sums.residues);
+  // The run, which began at begin, is over: its sums go to all of them and to the head at hand.
+  auto end_run = [&](const uint8_t* begin, const uint8_t* end) __attribute__((always_inline)) {
+    __m512d sum_sq = sums.sum_sq;
+    if constexpr (!F::kFloatSums) sum_sq = _mm512_add_pd(sum_sq, sums.upper_sum_sq);
+    if constexpr (F::kType == DType::kBF16) {
+      if (__builtin_expect(_mm512_cmp_pd_mask(sum_sq, _mm512_set1_pd(kSafeSquares), _CMP_GE_OQ) == 0, 0)) {
+        sum_sq = SmallSquares<F>(begin, static_cast<uint32_t>(end - begin) / F::kBytes);
+      }
+    }
+    sums.all_sum_sq = _mm512_add_pd(sums.all_sum_sq, sum_sq);
+    sums.sum_sq = _mm512_setzero_pd();
+    sums.upper_sum_sq = _mm512_setzero_pd();
+    if constexpr (kCells) {
       if (Cell* head = cursor->Current()) {
         _mm512_storeu_pd(head->sum_sq, _mm512_add_pd(_mm512_loadu_pd(head->sum_sq), sum_sq));
         if constexpr (kSketching != Sketching::kNone) AddTo(head->sketch, sums.residues);
       }
-      cursor->Advance(end - p);
+      sums.all_residues = _mm512_add_ps(sums.all_residues, sums.residues);
+      sums.residues = _mm512_setzero_ps();
+    }
+  };
+
+  const uint8_t* data = s.data;
+  const uint8_t* begin = data;
+  for (uint32_t p = s.p; p < s.end;) {
+    const uint32_t rotation = s.rotation[p / kBlockGroups];
+    const uint32_t block_end =
+        s.end - p < kBlockGroups - p % kBlockGroups ? s.end : p - p % kBlockGroups + kBlockGroups;
+    hash_block(p, block_end, rotation);
+    stepper.SetBlock(rotation, s.matrix);
+    while (p < block_end) {
+      const uint32_t end = kCells && block_end - p > cursor->left ? p + cursor->left : block_end;
+      run(p, end, rotation, data);
       data += (end - p) * kGroupBytes;
+      cursor->left -= end - p;
       p = end;
+      if (cursor->left == 0 || p == s.end || p % (kRunBlocks * kBlockGroups) == 0) {
+        end_run(begin, data);
+        begin = data;
+        cursor->Next();
+      }
     }
   }
   *extremes_out = extremes;

@@ -154,7 +154,7 @@ void AddTotals(const Totals& totals, bool sketch, Cell* row, Cell* head, Accumul
   acc->digest += totals.digest;
   if (row) {
     AddToCell(totals, sketch, row);
-    row->digest += totals.row_digest;
+    row->digest[0] += totals.row_digest;
   }
   if (head) AddToCell(totals, sketch, head);
 }

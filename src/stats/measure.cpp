@@ -137,7 +137,7 @@ void Finish(const Accumulator& acc, bool digest_split, Stats* stats) {
 
 void FinishRow(const Cell& cell, RowCell* out) {
   for (double part : cell.sum_sq) out->sum_sq += part;
-  out->digest = cell.digest;
+  for (uint64_t part : cell.digest) out->digest += part;
   out->nonfinite = cell.nonfinite;
   for (int k = 0; k < kHeadSketchSize; ++k) out->sketch[k % kRowSketchSize] += cell.sketch[k];
 }

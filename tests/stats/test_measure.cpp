@@ -196,6 +196,32 @@ TEST(Measure, LargeMatrixUsesTheRunningSumsAndAgrees) {
   }
 }
 
+// Squares of small bf16 numbers underflow in float32: whole tensors, single heads and single elements of such size.
+TEST(Measure, SquaresOfTinyBf16NumbersAreNotLost) {
+  for (int exponent : {-50, -54, -56, -58, -62, -70, -100, -126}) {
+    for (int larger : {0, 1, 64, 256}) {  // columns of each row that are 2^8 times as large
+      std::vector<uint8_t> bytes = MakeData(DType::kBF16, 5 * 1024, Fill::kModest, 17);
+      for (int64_t k = 0; k < 5 * 1024; ++k) {
+        uint16_t b;
+        std::memcpy(&b, bytes.data() + k * 2, 2);
+        const float x = std::bit_cast<float>(uint32_t{b} << 16) *
+                        static_cast<float>(PowerOfTwo(exponent + (k % 1024 < larger ? 8 : 0)));
+        b = static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16);
+        std::memcpy(bytes.data() + k * 2, &b, 2);
+      }
+      const std::string what = "2^" + std::to_string(exponent) + ", larger " + std::to_string(larger);
+      const int64_t shape[] = {5, 4, 256}, strides[] = {1024, 256, 1}, n = 5 * 1024, stride = 1;
+      const RowRun runs[] = {{5, 0, 5, 0, false}};
+      LogicalLayout logical;
+      logical.row_axis = 0;
+      logical.head_axis = 1;
+      logical.runs = runs;
+      Check({bytes.data(), DType::kBF16, shape, strides, 0}, logical, what);
+      Check({bytes.data(), DType::kBF16, {&n, 1}, {&stride, 1}, 0}, {}, what + " flat");
+    }
+  }
+}
+
 TEST(Measure, HeadsAndShardsOfATokenTensorAgree) {
   for (DType dtype : kAll) {
     const std::vector<uint8_t> bytes = MakeData(dtype, 20000, Fill::kRandomBits, 21);
