@@ -63,7 +63,7 @@ class _Auditor:
         if trace is None or not trace.armed:
             run()
             return
-        buffer = call.bound.get(self.output)
+        buffer: Any = call.bound.get(self.output)
         why = _unfit(buffer, call, self.output)
         if why:
             self._note("skipped", 0, why)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import TYPE_CHECKING, Any
 
 from .._prepared import PreparedSite
@@ -30,11 +31,16 @@ def layer_of(owner: Any) -> int | None:
     return index if isinstance(index, int) else None
 
 
+def _tensor_types() -> tuple[type, ...]:
+    """torch.Tensor and numpy.ndarray, of those that the program has imported."""
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    found = (getattr(torch, "Tensor", None), getattr(numpy, "ndarray", None))
+    return tuple(kind for kind in found if kind is not None)
+
+
 def tensors_of(name: str, value: Any) -> list[tuple[str, Any]]:
     """The tensors of a value, with names: those of a tuple, list or dictionary one by one."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, _tensor_types()):
         return [(name, value)]
     if isinstance(value, (tuple, list)):
         found = [pair for i, v in enumerate(value) for pair in tensors_of(f"{name}.{i}", v)]

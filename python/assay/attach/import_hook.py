@@ -45,6 +45,8 @@ class ImportHook(MetaPathFinder):
         self._guard = guard
         self._callbacks: dict[str, list[Callback]] = {}
         self._late: dict[str, list[Callback]] = {}  # being executed when they were asked for, without our loader
+        self._calling: set[str] = set()  # modules whose callbacks are being called
+        self._retries: list[Callable[[], bool]] = []
         self._lock = threading.RLock()
         self._inside = threading.local()
 
@@ -57,7 +59,7 @@ class ImportHook(MetaPathFinder):
         with self._lock:
             self._callbacks.setdefault(name, []).append(then)
             module = sys.modules.get(name)
-            if module is None:
+            if module is None or name in self._calling:  # executed() comes to it
                 return
             if _is_executing(module):
                 self._late.setdefault(name, []).append(then)
@@ -67,8 +69,8 @@ class ImportHook(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if self._late:
-            self._call_late()
+        if self._late or self._retries:
+            self.settle()
         if name not in self._callbacks or getattr(self._inside, "name", None) == name:
             return None
         before = getattr(self._inside, "name", None)
@@ -92,9 +94,17 @@ class ImportHook(MetaPathFinder):
         name = module.__name__
         module = sys.modules.get(name, module)  # some put another object in their place
         with self._lock:
-            callbacks = list(self._callbacks.get(name, ()))
             self._late.pop(name, None)
-        for then in callbacks:
+            self._calling.add(name)
+        callbacks = self._callbacks.get(name, [])
+        done = 0
+        while True:
+            with self._lock:  # a callback may ask for more
+                if done == len(callbacks):
+                    self._calling.discard(name)
+                    return
+                then = callbacks[done]
+            done += 1
             self._guard(f"when {name} is imported", then, module)
 
     def _call_late(self) -> None:
@@ -106,9 +116,21 @@ class ImportHook(MetaPathFinder):
                 self._guard(f"when {name} is imported", then, sys.modules[name])
 
     def settle(self) -> None:
-        """Calls back for modules that were being executed when they were asked for; at the latest at the end."""
+        """Calls back for modules that were being executed when they were asked for, and retries; at each import, and at
+        the end."""
         if self._late:
             self._call_late()
+        if self._retries:
+            with self._lock:
+                due, self._retries = self._retries, []
+            again = [attempt for attempt in due if not attempt()]
+            with self._lock:
+                self._retries.extend(again)
+
+    def retry(self, attempt: Callable[[], bool]) -> None:
+        """Calls attempt() at each import until it gives True: for what a running script has yet to define."""
+        with self._lock:
+            self._retries.append(attempt)
 
 
 def _is_executing(module: ModuleType) -> bool:

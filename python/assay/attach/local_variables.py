@@ -7,6 +7,7 @@ Line numbers and file name stay, so that tracebacks and debuggers show the sourc
 from __future__ import annotations
 
 import ast
+import copy
 import inspect
 import re
 import textwrap
@@ -170,32 +171,47 @@ class _Inserter(ast.NodeTransformer):
         return calls
 
     def _assigned(self, *targets: ast.AST | None) -> list[str]:
+        """Names that assignment targets bind."""
         names: list[str] = []
         for target in targets:
-            if target is None:
-                continue
-            for node in ast.walk(target):
+            for node in ast.walk(target) if target is not None else ():
                 if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id not in names:
                     names.append(node.id)
+        return names
+
+    def _walrus(self, *expressions: ast.AST | None) -> list[str]:
+        """Names that := binds in expressions; those of a lambda are its own."""
+        names: list[str] = []
+        rest = [e for e in expressions if e is not None]
+        while rest:
+            node = rest.pop(0)
+            if isinstance(node, ast.NamedExpr) and node.target.id not in names:
+                names.append(node.target.id)
+            if not isinstance(node, ast.Lambda):
+                rest.extend(ast.iter_child_nodes(node))
         return names
 
     def generic_visit(self, node: ast.AST) -> Any:
         if not isinstance(node, ast.stmt):
             return node
-        # Walrus assignments in the statement's own expressions.
-        names = self._assigned(*[n for n in ast.walk(node) if isinstance(n, ast.NamedExpr)])
-        compound = [f for f in ("body", "orelse", "finalbody") if isinstance(getattr(node, f, None), list)]
-        if not compound and not isinstance(node, ast.Match):
-            behind = self._behind(names, node)
-            return [node, *behind] if behind and not isinstance(node, ast.Return) else node
-        return self._compound(node, compound)
+        fields = [f for f in ("body", "orelse", "finalbody") if isinstance(getattr(node, f, None), list)]
+        if fields or isinstance(node, ast.Match):
+            return self._compound(node, fields)
+        if isinstance(node, ast.Return):
+            return node  # nothing is behind it
+        behind = self._behind(self._walrus(node), node)
+        return [node, *behind] if behind else node
 
     def _compound(self, node: ast.stmt, fields: list[str]) -> ast.stmt:
         first: list[ast.stmt] = []
         if isinstance(node, (ast.For, ast.AsyncFor)):
             first = self._behind(self._assigned(node.target), node)
         elif isinstance(node, (ast.With, ast.AsyncWith)):
-            first = self._behind(self._assigned(*[i.optional_vars for i in node.items]), node)
+            items = [e for i in node.items for e in (i.context_expr, i.optional_vars)]
+            first = self._behind([*self._walrus(*items), *self._assigned(*[i.optional_vars for i in node.items])], node)
+        elif isinstance(node, (ast.If, ast.While)):
+            # Bound whichever way it goes: in front of both.
+            first = self._behind(self._walrus(node.test), node)
         for field in fields:
             setattr(node, field, self.body(getattr(node, field)))
         for handler in getattr(node, "handlers", []):
@@ -204,16 +220,18 @@ class _Inserter(ast.NodeTransformer):
             case.body = self.body(case.body)
         if first:
             node.body = [*first, *node.body]  # type: ignore[attr-defined]
+            if isinstance(node, (ast.If, ast.While)):
+                node.orelse = [*copy.deepcopy(first), *node.orelse]
         return node
 
     def visit_Assign(self, node: ast.Assign) -> Any:
-        return [node, *self._behind(self._assigned(*node.targets, node.value), node)]
+        return [node, *self._behind([*self._walrus(node.value), *self._assigned(*node.targets)], node)]
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
-        return [node, *self._behind(self._assigned(node.target, node.value), node)]
+        return [node, *self._behind([*self._walrus(node.value), *self._assigned(node.target)], node)]
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
-        names = self._assigned(node.target, node.value) if node.value is not None else []
+        names = [*self._walrus(node.value), *self._assigned(node.target)] if node.value is not None else []
         return [node, *self._behind(names, node)]
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:

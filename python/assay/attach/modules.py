@@ -203,6 +203,7 @@ class Roots:
                 return
             for module in root.modules():
                 object.__setattr__(module, "_assay_seen", True)
+        self._session.hook.settle()
         for then in self._callbacks:
             self._session.guard(f"root module {type(root).__name__}", then, root)
 

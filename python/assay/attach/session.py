@@ -323,18 +323,25 @@ class Session:
         name, path = targets.split(target)
         probe.detail = f"{name} was never imported"
 
-        def attach(module: ModuleType) -> None:
+        def attach(module: ModuleType) -> bool:
             try:
                 put(module, path)
                 probe.state, probe.detail = "attached", probe.note
             except NotFoundError as problem:
+                if name == "__main__" and not self._finished:
+                    probe.detail = str(problem)  # the script runs: it may be defined yet
+                    return False
                 probe.not_found(str(problem))
             except Exception as problem:
                 probe.state, probe.detail = "failed", f"{type(problem).__name__}: {problem}"
                 self.failed(probe.label, problem)
             self._tell(probe)
+            return True
 
-        self.when_imported(name, attach)
+        if name == "__main__":
+            self.hook.retry(lambda: attach(sys.modules["__main__"]))
+        else:
+            self.when_imported(name, attach)
 
     # ---- errors and the end
 
@@ -378,7 +385,7 @@ class Session:
         with self._lock:
             if self._finished:
                 return
-            self.hook.settle()
+            self.guard("what was still waited for", self.hook.settle)
             missing = [p for p in self.probes if p.state == "not found" or (p.requested and p.state == "waiting")]
             if missing or self._failures:
                 self.trace()

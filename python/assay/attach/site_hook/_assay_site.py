@@ -25,8 +25,9 @@ def install(environ: "Mapping[str, str]") -> None:
     names = set(_FRAMEWORKS)
     for selector in environ.get("ASSAY_PROBES", "").split(","):
         names.add(selector.partition(":")[2].partition(".")[0].partition(":")[0])
-    # A profile of the user's own has triggers that only it knows: any import of a module outside the standard library.
-    any_module = "." in environ.get("ASSAY_ATTACH", "")
+    # A profile of the user's own has triggers that only it knows, and the script itself is never imported: there any
+    # import of a module outside the standard library will do.
+    any_module = "." in environ.get("ASSAY_ATTACH", "") or "__main__" in names
     _watcher = _Watcher(frozenset(names), any_module, _own_package())
     sys.meta_path.insert(0, _watcher)
 
