@@ -14,7 +14,7 @@ struct KeyDefault {
   std::string_view fallback;  // or empty: none
 };
 
-constexpr std::array<KeyDefault, 40> kDefaults = {{
+constexpr std::array<KeyDefault, 42> kDefaults = {{
     {"softmax_scale", "model.softmax_scale", ""},
     {"causal", "", "1"},
     {"window", "model.sliding_window", "0"},
@@ -25,6 +25,8 @@ constexpr std::array<KeyDefault, 40> kDefaults = {{
     {"accum_dtype", "", "f32"},
     {"rope.theta", "model.rope_theta", "10000"},
     {"rope.factor", "model.rope_factor", "1"},
+    {"rope.dim", "model.rope_dim", ""},
+    {"rope.attention_factor", "model.rope_attention_factor", ""},
     {"rope.original_max_position", "model.rope_original_max_position", ""},
     {"rope.beta_fast", "model.rope_beta_fast", "32"},
     {"rope.beta_slow", "model.rope_beta_slow", "1"},
@@ -94,6 +96,7 @@ std::optional<std::string> Capture::Text(const EventInfo& event, std::string_vie
   }
   if (key == "scoring") return Translated(key, ProcessText(event, "model.scoring_sigmoid"));
   if (key == "rope.type") {
+    if (auto type = ProcessText(event, "model.rope_type")) return type;
     const double factor = Number(event, "rope.factor").value_or(1);
     return ProcessText(event, "model.rope_factor") && factor > 1 ? "yarn" : "default";
   }

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
+#include <memory>
 
 #include "check/op_checks.h"
 #include "check/op_explain.h"
@@ -16,6 +18,22 @@ namespace {
 
 using namespace op;
 using oracle::Array;
+
+Result<oracle::MergeResult> Merge(std::span<const Array> arrays, double lse_factor = 1) {
+  std::vector<oracle::Chunk> chunks;
+  std::vector<Array> scaled(arrays.begin(), arrays.end());
+  for (size_t j = 0; j + 1 < scaled.size(); j += 2) {
+    for (double& x : scaled[j + 1].values) x *= lse_factor;
+    chunks.push_back({&scaled[j], &scaled[j + 1]});
+  }
+  return oracle::MergeChunks(chunks);
+}
+
+Result<oracle::Computed> MergedOut(std::span<const Array> arrays) {
+  auto merged = Merge(arrays);
+  if (!merged.ok()) return merged.status();
+  return merged->out;
+}
 
 // Subjects of results of one call: the output, and its log-sum-exp where it was recorded.
 TensorPtr LseOf(const Subject& out) {
@@ -38,114 +56,67 @@ TensorPtr LseOf(const Subject& out) {
   return found;
 }
 
-void JudgeCall(Subject& out) {
-  auto call = GatherAttention(out);
-  if (!call.ok()) {
-    out.report().Missing(call.status().message(), Capture::RecordHint(out.Sibling("attn.q, attn.k, attn.v")));
-    return;
-  }
-  auto right = Recompute(*call);
-  if (!right.ok()) {
-    out.report().Missing(right.status().message(), "record operands of shapes that fit");
-    return;
-  }
-  const Difference d = Differ(out.actual(), right->out, out.precision(), out.judged());
-  if (!d.ok) {
-    auto why = ExplainAttention(out, *call, *right, d);
-    if (!why) {
-      why =
-          Explanation{fault_class::kKernel, "attention is wrong on the operands as recorded, and no other cause fits"};
-      why->rank = 1;
-    }
-    ReportWrong(out, d, *why);
-    return;
-  }
-  ReportRight(out, d);
-  if (const TensorPtr sums = LseOf(out)) {
-    Subject lse(out.capture(), sums, out.report());
-    const Difference e = Differ(lse.actual(), right->lse, lse.precision(), lse.judged());
-    if (e.ok) {
-      ReportRight(lse, e);
-    } else {
-      ReportWrong(lse, e, ExplainLse(lse, *right));
-    }
-  }
-}
-
 // ---- merge ---------------------------------------------------------------------------------------------------------
 
-// Chunks of the step whose rows are those of the result; empty when there are none.
+// The rows of `result` out of all events of a chunk in its step: one for all requests, or one a request. Rows that no
+// event has belong to requests without keys there: `absent`. Null when there is no event.
+TensorPtr ChunkRows(const Subject& result, const std::string& name, double absent) {
+  EventFilter filter;
+  filter.step = result.info().event.step;
+  filter.rank = result.info().event.rank;
+  TensorPtr all;
+  std::shared_ptr<Tensor> joined;
+  std::map<std::pair<uint64_t, int64_t>, int64_t> place;
+  for (EventId id : result.capture().Find(name, filter)) {
+    auto part = result.capture().Load(id);
+    if (!part.ok() || (*part)->info->audit == "before" || (*part)->info->repeat != result.info().repeat) continue;
+    if (SameRows(**part, *result.tensor())) {
+      all = *part;
+      continue;
+    }
+    if (joined == nullptr) {
+      joined = std::make_shared<Tensor>(**part);
+      joined->rows = result.tensor()->rows;
+      joined->shape[0] = result.tensor()->n_rows();
+      joined->values.assign(static_cast<size_t>(joined->shape[0] * (*part)->row_size()), absent);
+      joined->bytes = {};
+      joined->row_numbers.clear();
+      for (size_t r = 0; r < joined->rows.size(); ++r) {
+        if (joined->rows[r].real())
+          place[{joined->rows[r].request, joined->rows[r].position}] = static_cast<int64_t>(r);
+      }
+    }
+    const int64_t width = (*part)->row_size();
+    if (width * joined->shape[0] != static_cast<int64_t>(joined->values.size())) continue;
+    for (size_t r = 0; r < (*part)->rows.size(); ++r) {
+      const auto at = place.find({(*part)->rows[r].request, (*part)->rows[r].position});
+      if (at == place.end()) continue;
+      const auto row = (*part)->row(static_cast<int64_t>(r));
+      std::copy(row.begin(), row.end(), joined->values.begin() + at->second * width);
+    }
+  }
+  return all != nullptr ? all : joined;
+}
+
+// Chunks of the step, with the rows of the result; empty when there are none.
 std::vector<Input> ChunksOf(const Subject& result) {
   std::vector<Input> inputs;
   for (int j = 0;; ++j) {
     const std::string name = result.Sibling("attn.chunk." + std::to_string(j) + ".");
-    const TensorPtr out = result.Operand(name + "out"), lse = result.Operand(name + "lse");
-    if (out == nullptr || lse == nullptr || out->info->event.step != result.info().event.step) break;
+    if (!result.capture().HasSite(name + "out")) break;
+    const TensorPtr out = ChunkRows(result, name + "out", 0);
+    const TensorPtr lse = ChunkRows(result, name + "lse", -std::numeric_limits<double>::infinity());
+    if (out == nullptr || lse == nullptr) continue;  // not in this step
     inputs.push_back({name + "out", out});
     inputs.push_back({name + "lse", lse});
   }
   return inputs;
 }
 
-Result<oracle::MergeResult> Merge(std::span<const Array> arrays, double lse_factor = 1) {
-  std::vector<oracle::Chunk> chunks;
-  std::vector<Array> scaled(arrays.begin(), arrays.end());
-  for (size_t j = 0; j + 1 < scaled.size(); j += 2) {
-    for (double& x : scaled[j + 1].values) x *= lse_factor;
-    chunks.push_back({&scaled[j], &scaled[j + 1]});
-  }
-  return oracle::MergeChunks(chunks);
-}
-
-Result<oracle::Computed> MergedOut(std::span<const Array> arrays) {
-  auto merged = Merge(arrays);
-  if (!merged.ok()) return merged.status();
-  return merged->out;
-}
-
-// A chunk that does not hold all rows of the result stands for rows without keys elsewhere.
 bool JudgeMerge(Subject& out) {
-  Operation merge{ChunksOf(out), MergedOut};
-  if (merge.inputs.size() < 2) return false;
-  for (const Input& input : merge.inputs) {
-    if (!SameRows(*input.tensor, *out.tensor())) {
-      out.report().Missing(out.info().name + ": chunks hold other rows than the merged result",
-                           "record every chunk with all rows of the step");
-      return true;
-    }
-  }
-  const auto own = [&](const Difference&, const oracle::Computed&) -> std::optional<Explanation> {
-    for (auto [factor, text] : {std::pair{1 / std::log(2.0), "fits weights of base 2 on natural log-sum-exps"},
-                                std::pair{std::log(2.0), "fits natural weights where base 2 was taken for given"}}) {
-      auto merged = Merge(merge.arrays(), 1 / factor);
-      if (merged.ok() && Fits(out, merged->out))
-        return Explanation{fault_class::kLse, text, factor, "base of the log-sum-exp"};
-    }
-    for (size_t j = 0; j < merge.inputs.size(); j += 2) {
-      auto arrays = merge.arrays();
-      arrays.erase(arrays.begin() + static_cast<int64_t>(j), arrays.begin() + static_cast<int64_t>(j) + 2);
-      if (!arrays.empty() && Fits(out, MergedOut(arrays))) {
-        return Explanation{fault_class::kMask, "fits without chunk " + std::to_string(j / 2)};
-      }
-    }
-    return std::nullopt;
-  };
-  JudgeOperation(out, merge, own);
-  if (const TensorPtr sums = LseOf(out)) {
-    Subject lse(out.capture(), sums, out.report());
-    auto merged = Merge(merge.arrays());
-    if (!merged.ok()) return true;
-    const Difference e = Differ(lse.actual(), merged->lse, lse.precision(), lse.judged());
-    if (e.ok) {
-      ReportRight(lse, e);
-    } else {
-      AttentionValues right;
-      right.lse = merged->lse;
-      right.max_score = right.lse_of_keys = Array::Filled(merged->lse.value.shape);
-      ReportWrong(lse, e, ExplainLse(lse, right));
-    }
-  }
-  return true;
+  const std::vector<Input> chunks = ChunksOf(out);
+  if (chunks.size() >= 2) JudgeMerged(out, chunks);
+  return chunks.size() >= 2;
 }
 
 // ---- scores and probabilities --------------------------------------------------------------------------------------
@@ -269,6 +240,82 @@ void JudgeProbabilities(Subject& probs) {
 
 }  // namespace
 
+void JudgeCall(Subject& out, std::span<const std::string> inputs) {
+  auto call = GatherAttention(out, inputs);
+  if (!call.ok()) {
+    out.report().Missing(call.status().message(), Capture::RecordHint(out.Sibling("attn.q, attn.k, attn.v")));
+    return;
+  }
+  auto right = Recompute(*call);
+  if (!right.ok()) {
+    out.report().Missing(right.status().message(), "record operands of shapes that fit");
+    return;
+  }
+  const Difference d = Differ(out.actual(), right->out, out.precision(), out.judged());
+  if (!d.ok) {
+    auto why = ExplainAttention(out, *call, *right, d);
+    if (!why) {
+      why =
+          Explanation{fault_class::kKernel, "attention is wrong on the operands as recorded, and no other cause fits"};
+      why->rank = 1;
+    }
+    ReportWrong(out, d, *why);
+    return;
+  }
+  ReportRight(out, d);
+  if (const TensorPtr sums = LseOf(out)) {
+    Subject lse(out.capture(), sums, out.report());
+    const Difference e = Differ(lse.actual(), right->lse, lse.precision(), lse.judged());
+    if (e.ok) {
+      ReportRight(lse, e);
+    } else {
+      ReportWrong(lse, e, ExplainLse(lse, *right));
+    }
+  }
+}
+
+void JudgeMerged(Subject& out, const std::vector<Input>& chunks) {
+  Operation merge{chunks, MergedOut};
+  for (const Input& input : merge.inputs) {
+    if (!SameRows(*input.tensor, *out.tensor())) {
+      out.report().Missing(out.info().name + ": chunks hold other rows than the merged result",
+                           "record every chunk with all rows of the step");
+      return;
+    }
+  }
+  const auto own = [&](const Difference&, const oracle::Computed&) -> std::optional<Explanation> {
+    for (auto [factor, text] : {std::pair{1 / std::log(2.0), "fits weights of base 2 on natural log-sum-exps"},
+                                std::pair{std::log(2.0), "fits natural weights where base 2 was taken for given"}}) {
+      auto merged = Merge(merge.arrays(), 1 / factor);
+      if (merged.ok() && Fits(out, merged->out))
+        return Explanation{fault_class::kLse, text, factor, "base of the log-sum-exp"};
+    }
+    for (size_t j = 0; j < merge.inputs.size(); j += 2) {
+      auto arrays = merge.arrays();
+      arrays.erase(arrays.begin() + static_cast<int64_t>(j), arrays.begin() + static_cast<int64_t>(j) + 2);
+      if (!arrays.empty() && Fits(out, MergedOut(arrays))) {
+        return Explanation{fault_class::kMask, "fits without chunk " + std::to_string(j / 2)};
+      }
+    }
+    return std::nullopt;
+  };
+  JudgeOperation(out, merge, own);
+  if (const TensorPtr sums = LseOf(out)) {
+    Subject lse(out.capture(), sums, out.report());
+    auto merged = Merge(merge.arrays());
+    if (!merged.ok()) return;
+    const Difference e = Differ(lse.actual(), merged->lse, lse.precision(), lse.judged());
+    if (e.ok) {
+      ReportRight(lse, e);
+    } else {
+      AttentionValues right;
+      right.lse = merged->lse;
+      right.max_score = right.lse_of_keys = Array::Filled(merged->lse.value.shape);
+      ReportWrong(lse, e, ExplainLse(lse, right));
+    }
+  }
+}
+
 void JudgeAttention(const Capture& capture, CheckReport* report) {
   constexpr std::string_view kOut[] = {"attn.latent_out", "attn.out"};
   JudgeStems(capture, report, kOut, [](Subject& out) {
@@ -290,7 +337,7 @@ void JudgeChunks(const Capture& capture, CheckReport* report) {
     stems.push_back(stem);
   }
   const std::vector<std::string_view> views(stems.begin(), stems.end());
-  JudgeStems(capture, report, views, JudgeCall);
+  JudgeStems(capture, report, views, [](Subject& out) { JudgeCall(out); });
   if (stems.empty()) return;
   constexpr std::string_view kOut[] = {"attn.latent_out", "attn.out"};
   JudgeStems(capture, report, kOut, [](Subject& out) { JudgeMerge(out); });

@@ -4,10 +4,12 @@
 
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "check/op_common.h"
+#include "check/op_explain.h"
 #include "oracle/attention.h"
 
 namespace assay::op {
@@ -39,7 +41,8 @@ struct AttentionValues {
 
 // kBadInput says which operand was not recorded. `result` is attn.out, attn.latent_out, attn.chunk.J.out, attn.scores
 // or the lse of one of these.
-Result<AttentionCall> GatherAttention(const Subject& result);
+// `inputs`: full names of queries, keys and values, for a result at a name of its own.
+Result<AttentionCall> GatherAttention(const Subject& result, std::span<const std::string> inputs = {});
 // Rows of requests are computed, all others are 0 and -inf. `only`: that batch alone.
 Result<AttentionValues> Recompute(const AttentionCall& call, int only = -1);
 // The cause of a wrong output of this call.
@@ -52,3 +55,12 @@ Explanation ExplainLse(const Subject& lse, const AttentionValues& right);
 std::vector<oracle::KeyRange> ParseRanges(const std::string& text);
 
 }  // namespace assay::op
+
+namespace assay::check {
+
+// Judges a whole call, and its log-sum-exp where there is one. `inputs` as for GatherAttention.
+void JudgeCall(op::Subject& out, std::span<const std::string> inputs = {});
+// Judges a result that joins partial ones: out, lse, out, lse … over disjoint keys.
+void JudgeMerged(op::Subject& out, const std::vector<op::Input>& chunks);
+
+}  // namespace assay::check

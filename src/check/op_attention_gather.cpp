@@ -18,6 +18,26 @@ Array WithHeads(Array a) {
   return a;
 }
 
+// Rows of `from` in the order of those of `like`; padding is zero. kBadInput: a row is not there.
+Result<Array> RowsLike(const Tensor& like, const Tensor& from, const Array& values) {
+  std::map<std::pair<uint64_t, int64_t>, int64_t> place;
+  for (size_t r = 0; r < from.rows.size(); ++r) {
+    if (from.rows[r].real()) place[{from.rows[r].request, from.rows[r].position}] = static_cast<int64_t>(r);
+  }
+  std::vector<int64_t> shape = values.shape;
+  shape[0] = like.n_rows();
+  Array out = Array::Filled(shape);
+  const int64_t width = values.size() / std::max<int64_t>(values.shape[0], 1);
+  for (size_t r = 0; r < like.rows.size(); ++r) {
+    if (!like.rows[r].real()) continue;
+    const auto at = place.find({like.rows[r].request, like.rows[r].position});
+    if (at == place.end()) return Status::BadInput(like.info->name + " has other rows than its queries");
+    std::copy_n(values.values.begin() + at->second * width, width,
+                out.values.begin() + static_cast<int64_t>(r) * width);
+  }
+  return out;
+}
+
 Status NotRecorded(const std::string& name) { return Status::BadInput(name + " was not recorded as payload"); }
 
 // Rows of one request in order of position, from every event so far.
@@ -110,12 +130,14 @@ std::vector<oracle::KeyRange> ParseRanges(const std::string& text) {
   return out;
 }
 
-Result<AttentionCall> GatherAttention(const Subject& s) {
+Result<AttentionCall> GatherAttention(const Subject& s, std::span<const std::string> inputs) {
   AttentionCall call;
   const EventInfo& info = s.info();
   if (s.tensor()->rows.empty()) return Status::BadInput(info.name + " has no rows with requests and positions");
-  const TensorPtr q = s.Operand(s.Sibling("attn.q"));
-  const TensorPtr q_latent = s.Operand(s.Sibling("attn.q_latent")), q_pe = s.Operand(s.Sibling("attn.q_pe"));
+  const bool named = inputs.size() >= 3;
+  const TensorPtr q = s.Operand(named ? inputs[0] : s.Sibling("attn.q"));
+  const TensorPtr q_latent = named ? nullptr : s.Operand(s.Sibling("attn.q_latent")),
+                  q_pe = named ? nullptr : s.Operand(s.Sibling("attn.q_pe"));
   const bool scores = info.name.ends_with("attn.scores");
   const bool sums = info.name.ends_with("lse");
   Array query;
@@ -127,17 +149,19 @@ Result<AttentionCall> GatherAttention(const Subject& s) {
   } else if (q != nullptr) {
     query = WithHeads(ToArray(*q));
   } else {
-    return NotRecorded(s.Sibling("attn.q"));
+    return NotRecorded(named ? inputs[0] : s.Sibling("attn.q"));
   }
   const TensorPtr& source = call.absorbed ? q_latent : q;
-  if (!SameRows(*source, *s.tensor())) return Status::BadInput(info.name + " has other rows than its queries");
+  if (!SameRows(*source, *s.tensor())) {  // one request of the step, in an event of its own
+    ASSAY_ASSIGN_OR_RETURN(query, RowsLike(*s.tensor(), *source, query));
+  }
   call.n_rows = query.shape[0];
   call.heads = query.shape[1];
 
   // Where keys come from: as gathered from the cache, as read back after the write, or as computed.
   const std::string reads = s.Sibling(call.absorbed ? "attn.kv_read" : "attn.k_read");
-  const bool gathered = s.capture().Operand(info, reads).has_value();
-  const bool cached = !gathered && s.Text("kv_source", "fresh") == "cache" && Has(s, "attn.kv_write");
+  const bool gathered = !named && s.capture().Operand(info, reads).has_value();
+  const bool cached = !gathered && !named && s.Text("kv_source", "fresh") == "cache" && Has(s, "attn.kv_write");
   const TensorPtr topk = s.Operand(s.Sibling("attn.indexer.topk"));
   const TensorPtr mask = s.Operand(s.Sibling("attn.mask"));
   std::map<uint64_t, size_t> index;
@@ -182,6 +206,7 @@ Result<AttentionCall> GatherAttention(const Subject& s) {
       batch.v = std::move(parts.second);
     } else {
       call.key_names = {gathered ? reads : s.Sibling("attn.k"), s.Sibling(gathered ? "attn.v_read" : "attn.v")};
+      if (named) call.key_names = {inputs[1], inputs[2]};
       ASSAY_ASSIGN_OR_RETURN(k, KeysOf(s, call.key_names[0], batch.request, gathered));
       batch.k = std::move(k.values);
       if (!scores) {

@@ -45,6 +45,7 @@ class Subject {
   CheckReport& report() const { return report_; }
   const oracle::Array& actual() const { return actual_; }
   const std::vector<char>& judged() const { return judged_; }  // one an index of axis 0
+  void LeaveOut(int64_t row) { judged_[static_cast<size_t>(row)] = 0; }
   std::string Sibling(std::string_view stem) const { return info().prefix + std::string(stem); }
 
   // By full name; null when it was not recorded, or not as payload.

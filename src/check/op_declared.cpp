@@ -3,8 +3,11 @@
 #include <cmath>
 #include <set>
 
+#include "check/op_attention.h"
 #include "check/op_checks.h"
+#include "check/op_dequant.h"
 #include "check/op_explain.h"
+#include "check/op_moe.h"
 #include "check/op_rope.h"
 #include "oracle/activation.h"
 #include "oracle/linear.h"
@@ -27,6 +30,15 @@ void JudgeDeclaredOperation(Subject& s, const std::string& kind, const std::vect
   }
   if (op.inputs.empty()) return;
   const size_t n = op.inputs.size();
+  const auto operand = [&](size_t i) { return i < n ? op.inputs[i].tensor : nullptr; };
+  if (kind == "attention" && n >= 3) return JudgeCall(s, names);
+  if (kind == "merge" && n >= 2) return JudgeMerged(s, op.inputs);
+  if (kind == "router" && !IsFloat(s.info().event.dtype)) return JudgeChoice(s, operand(0), operand(1));
+  if (kind == "router" && n >= 2) return JudgeChoiceWeights(s, operand(0), operand(1), operand(2));
+  if (kind == "combine" && n >= 2) {
+    if (n < 3 && operand(0)->shape.size() != 3) return Missing(s, "the ids that rows are sorted by");
+    return JudgeCombined(s, operand(0), operand(1), n < 3 ? operand(1) : operand(2));
+  }
   const auto reshaped = [&](Result<oracle::Computed> y) -> Result<oracle::Computed> {
     if (y.ok() && y->value.size() == s.actual().size()) y->value.shape = s.actual().shape;
     return y;
@@ -48,8 +60,7 @@ void JudgeDeclaredOperation(Subject& s, const std::string& kind, const std::vect
     op.run = [=](std::span<const Array> in) {
       return kind == "softmax" ? oracle::Softmax(in[0]) : oracle::LogSoftmax(in[0]);
     };
-  } else if (kind == "add" || kind == "sum_ranks" || kind == "copy" || kind == "combine") {
-    if (kind == "combine") return;
+  } else if (kind == "add" || kind == "sum_ranks" || kind == "copy") {
     op.run = [=](std::span<const Array> in) -> Result<oracle::Computed> {
       std::vector<oracle::Term> terms;
       std::vector<Array> same(in.begin(), in.end());
@@ -83,12 +94,46 @@ void JudgeDeclaredOperation(Subject& s, const std::string& kind, const std::vect
     op.run = [=](std::span<const Array> in) {
       return oracle::Rotate(in[0], positions, rotation->frequencies, rotation->layout);
     };
+  } else if (kind == "dequant") {
+    const std::string& codes = names[0];
+    const bool activation = codes.ends_with(".q");
+    const std::string parts = codes.substr(0, codes.size() - (activation ? 1 : 5));
+    if ((!activation && !codes.ends_with(".codes")) || !HasCodes(s, parts, activation))
+      return Missing(s, codes + " with its scales, as NAME.codes or NAME.q");
+    op.run = [&s, parts, activation](std::span<const Array>) -> Result<oracle::Computed> {
+      ASSAY_ASSIGN_OR_RETURN(Array decoded, Dequantise(s, parts, activation));
+      oracle::Computed y;
+      y.value = y.scale = std::move(decoded);
+      for (double& v : y.scale.values) v = std::abs(v);
+      y.value.shape = y.scale.shape = s.actual().shape;
+      return y;
+    };
+    op.inputs.clear();
   } else {
     return s.report().Missing(s.info().name + ": op=" + kind + " is judged at its own names alone",
                               "record it under the names of docs/adding-a-case.md");
   }
   JudgeOperation(s, op, [&](const Difference&, const oracle::Computed& right) -> std::optional<Explanation> {
     const double c = ConstantRatio(s.actual(), right.value, s.judged(), std::max(1e-4, 8 * s.precision().store));
+    if (!std::isnan(c) && kind == "dequant")
+      return Explanation{fault_class::kQScale, "the result is one constant off", c, "result used / expected"};
+    if (kind == "dequant") {
+      const bool activation = names[0].ends_with(".q");
+      const std::string parts = names[0].substr(0, names[0].size() - (activation ? 1 : 5));
+      const auto fits = [&](const DequantVariant& variant) {
+        auto other = Dequantise(s, parts, activation, variant);
+        return other.ok() && DifferExactly(s.actual(), ToArray({s.actual().shape}, other->values), s.judged()).ok;
+      };
+      if (fits({.other_scale_layout = true}))
+        return Explanation{fault_class::kQLayout, "fits the scales in the other layout"};
+      if (fits({.high_nibble_first = true}))
+        return Explanation{fault_class::kQLayout, "fits codes with the high nibble first"};
+      for (double by : {-1.0, 1.0, 8.0, -8.0, -15.0, 15.0}) {
+        if (fits({.zero = by}))
+          return Explanation{fault_class::kQZero, "fits codes that are all off", by, "error of every code, in scales"};
+      }
+      return std::nullopt;
+    }
     if (!std::isnan(c))
       return Explanation{kind == "sum_ranks" || kind == "add" ? fault_class::kReduce : fault_class::kScale,
                          "the result is one constant off", c, "result used / expected"};

@@ -18,16 +18,18 @@ void JudgeEmbed(Subject& s) {
   const TensorPtr table = s.Weight("embed_tokens.weight");
   if (table == nullptr) return Missing(s, "embed_tokens.weight");
   std::vector<int64_t> tokens;
-  bool known = !s.tensor()->rows.empty();
-  for (const RowId& id : s.tensor()->rows) {
+  int64_t known = 0;
+  for (size_t r = 0; r < s.tensor()->rows.size(); ++r) {
+    const RowId& id = s.tensor()->rows[r];
     const RequestInfo* request = id.real() ? s.capture().Request(id.request) : nullptr;
     const bool has =
         request != nullptr && id.position >= 0 && id.position < static_cast<int64_t>(request->tokens.size());
-    if (id.real() && !has) known = false;
+    if (!has) s.LeaveOut(static_cast<int64_t>(r));  // generated tokens are not part of what was announced
+    known += has;
     tokens.push_back(has ? request->tokens[static_cast<size_t>(id.position)] : 0);
   }
-  if (!known)
-    return s.report().Missing(s.info().name + ": tokens of some rows are not known",
+  if (known == 0)
+    return s.report().Missing(s.info().name + ": the tokens of its rows are not known",
                               "record tokens of the requests (ASSAY_TOKENS=on)");
   const double scale = s.Number("embed_scale", 1);
   Operation look;

@@ -1,4 +1,6 @@
 // Router and experts of a mixture: the choice, its weights, what is sent, the experts' products, and their sum.
+#include "check/op_moe.h"
+
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -91,123 +93,15 @@ void JudgeIds(Subject& s) {
     if (s.info().repeat < 0) Missing(s, s.Sibling("moe.router_logits"));
     return;
   }
-  const TensorPtr bias = s.Weight(s.Sibling("mlp.gate.e_score_correction_bias"));
-  const Subject keys = WithRouterKeys(s);
-  const oracle::RouterSpec spec = SpecOf(keys, s.tensor()->row_size());
-  const auto routing =
-      oracle::Route(ToArray(*logits), bias == nullptr ? Empty() : ToArray({bias->n()}, bias->values), spec);
-  if (!routing.ok()) return s.report().Missing(routing.status().message(), "record router logits of the same rows");
-  const std::vector<int64_t> ids = IdsOf(*s.tensor());
-  const int64_t experts = routing->selection.cols(), k = spec.top_k;
-  // A choice is right when no expert left out scores higher than one taken by more than rounding: scores and their sum
-  // with the bias are rounded in the compute type of the ids' row (float32 at best).
-  const double u = std::max(
-      UnitRoundoff(IsFloat(s.info().event.compute_dtype) ? s.info().event.compute_dtype : DType::kF32), 0x1p-24);
-  const auto wrong_rows = [&](const oracle::Routing& r) {
-    std::vector<int64_t> rows;
-    for (int64_t t = 0; t < r.selection.rows(); ++t) {
-      if (!s.judged()[static_cast<size_t>(t)]) continue;
-      std::set<int64_t> mine(ids.begin() + t * k, ids.begin() + (t + 1) * k),
-          right(r.ids.begin() + t * k, r.ids.begin() + (t + 1) * k);
-      if (mine == right) continue;
-      double top = 0;
-      for (double x : r.selection.row(t)) top = std::max(top, std::abs(x));
-      const bool tie = r.set_margin[static_cast<size_t>(t)] <= 8 * u * top;
-      bool valid = static_cast<int64_t>(mine.size()) == k;
-      for (int64_t e : mine) valid = valid && e >= 0 && e < experts;
-      if (!valid || !tie) rows.push_back(t);
-    }
-    return rows;
-  };
-  const std::vector<int64_t> rows = wrong_rows(*routing);
-  if (rows.empty()) return s.report().Right(s.info().id);
-  // A model that has a correction bias, recorded without its weights, chooses by scores that are not known.
-  const std::string gate = s.Sibling("mlp.gate");
-  if (bias == nullptr && spec.scoring == oracle::Scoring::kSigmoid && s.Weight(gate + ".weight") == nullptr &&
-      SomeBiasFits(routing->selection, ids, k, s.judged())) {
-    return Missing(s, gate + ".e_score_correction_bias");
-  }
-  Explanation why{fault_class::kMoeRoute, "experts chosen are not the best of the recorded logits"};
-  if (bias != nullptr) {
-    const auto plain = oracle::Route(ToArray(*logits), Empty(), spec);
-    if (plain.ok() && wrong_rows(*plain).empty()) why.text = "the choice fits scores without the correction bias";
-    Array rounded = ToArray({bias->n()}, bias->values);
-    for (double& x : rounded.values) {
-      int exponent = 0;
-      const double m = std::frexp(x, &exponent);
-      x = std::ldexp(std::nearbyint(std::ldexp(m, 8)), exponent - 8);
-    }
-    const auto coarse = oracle::Route(ToArray(*logits), rounded, spec);
-    if (coarse.ok() && wrong_rows(*coarse).empty()) why.text = "the choice fits a bias rounded to bf16";
-  }
-  if (spec.n_group > 1) {
-    oracle::RouterSpec flat = spec;
-    flat.n_group = flat.topk_group = 1;
-    const auto all =
-        oracle::Route(ToArray(*logits), bias == nullptr ? Empty() : ToArray({bias->n()}, bias->values), flat);
-    if (all.ok() && wrong_rows(*all).empty()) why.text = "the choice fits all experts, without the groups";
-  }
-  ReportRule(s.capture(), s.report(), s.info(), why, rows);
+  JudgeChoice(s, logits, s.Weight(s.Sibling("mlp.gate.e_score_correction_bias")));
 }
 
 void JudgeWeights(Subject& s) {
   const TensorPtr logits = s.Operand(s.Sibling("moe.router_logits")), chosen = s.Operand(s.Sibling("moe.topk_ids"));
   if (logits == nullptr) return Missing(s, s.Sibling("moe.router_logits"));
   if (chosen == nullptr) return Missing(s, s.Sibling("moe.topk_ids"));
-  const oracle::RouterSpec spec = SpecOf(s, s.tensor()->row_size());
-  const std::vector<int64_t> ids = IdsOf(*chosen);
-  const TensorPtr bias = s.Weight(s.Sibling("mlp.gate.e_score_correction_bias"));
-  Operation weigh;
-  weigh.inputs = {{logits->info->name, logits}};
-  weigh.run = [&](std::span<const Array> in) { return oracle::WeightsOf(in[0], ids, spec); };
-  JudgeOperation(s, weigh, [&](const Difference&, const oracle::Computed& right) -> std::optional<Explanation> {
-    const auto variant = [&](auto change) {
-      oracle::RouterSpec other = spec;
-      change(other);
-      return Fits(s, oracle::WeightsOf(ToArray(*logits), ids, other));
-    };
-    const auto scores = oracle::Route(ToArray(*logits), Empty(), spec);
-    if (scores.ok() && bias != nullptr) {
-      Array with = scores->scores.value, lost = with;
-      for (int64_t i = 0; i < with.size(); ++i) {
-        const double b = bias->values[static_cast<size_t>(i % with.cols())];
-        with[i] += b;
-        lost[i] = static_cast<double>((static_cast<float>(lost[i]) + static_cast<float>(b)) - static_cast<float>(b));
-      }
-      if (Fits(s, oracle::WeightsFromScores(with, ids, spec)))
-        return Explanation{fault_class::kMoeRoute, "weights hold the correction bias, which is for the choice alone"};
-      auto cancelled = oracle::WeightsFromScores(lost, ids, spec);
-      if (cancelled.ok()) {
-        // Scores far below the bias are lost; the rest of the rows is within float32 of it.
-        for (int64_t i = 0; i < cancelled->value.size(); ++i)
-          cancelled->scale[i] = std::max(cancelled->scale[i], std::abs(cancelled->value[i]));
-        if (Differ(s.actual(), *cancelled, s.precision(), s.judged(), 64).ok) {
-          return Explanation{fault_class::kMoeRoute,
-                             "scores were got back by subtracting the bias: what lies far below it is lost"};
-        }
-      }
-    }
-    if (variant([](oracle::RouterSpec& r) { r.renormalise = !r.renormalise; })) {
-      return Explanation{fault_class::kMoeRoute, spec.renormalise ? "fits weights that were not renormalised"
-                                                                  : "fits weights that were renormalised"};
-    }
-    if (spec.scaling != 1 && variant([](oracle::RouterSpec& r) { r.scaling = 1; })) {
-      return Explanation{fault_class::kMoeRoute, "fits weights without routed_scaling_factor", 1 / spec.scaling,
-                         "weights used / expected"};
-    }
-    if (variant([](oracle::RouterSpec& r) {
-          r.scoring = r.scoring == oracle::Scoring::kSigmoid ? oracle::Scoring::kSoftmax : oracle::Scoring::kSigmoid;
-        })) {
-      return Explanation{fault_class::kMoeRoute, "fits the other scoring function"};
-    }
-    const double c = ConstantRatio(s.actual(), right.value, s.judged(), std::max(1e-4, 8 * s.precision().store));
-    if (!std::isnan(c))
-      return Explanation{fault_class::kMoeRoute, "weights are one constant off", c, "weights used / expected"};
-    if (auto why = ExplainPrecision(s, right)) return why;
-    return Explanation{fault_class::kMoeRoute, "weights are not those of the chosen scores", kNone, "", 1};
-  });
+  JudgeChoiceWeights(s, logits, chosen, s.Weight(s.Sibling("mlp.gate.e_score_correction_bias")));
 }
-
 // ---- rows by expert ------------------------------------------------------------------------------------------------
 
 // Choices in the order in which rows are sent: by expert, then by token.
@@ -216,19 +110,21 @@ struct Sent {
   std::vector<int64_t> expert;  // of each sent row
   int64_t k = 1;
 };
-std::optional<Sent> SentRows(const Subject& s) {
-  const TensorPtr ids = s.Operand(s.Sibling("moe.topk_ids"));
-  if (ids == nullptr) return std::nullopt;
+Sent SentBy(const Tensor& ids) {
   Sent sent;
-  sent.k = std::max<int64_t>(ids->row_size(), 1);
-  for (int64_t i = 0; i < ids->n(); ++i) {
-    if (ids->values[static_cast<size_t>(i)] >= 0) sent.order.push_back(i);
+  sent.k = std::max<int64_t>(ids.row_size(), 1);
+  for (int64_t i = 0; i < ids.n(); ++i) {
+    if (ids.values[static_cast<size_t>(i)] >= 0) sent.order.push_back(i);
   }
   std::stable_sort(sent.order.begin(), sent.order.end(), [&](int64_t a, int64_t b) {
-    return ids->values[static_cast<size_t>(a)] < ids->values[static_cast<size_t>(b)];
+    return ids.values[static_cast<size_t>(a)] < ids.values[static_cast<size_t>(b)];
   });
-  for (int64_t i : sent.order) sent.expert.push_back(static_cast<int64_t>(ids->values[static_cast<size_t>(i)]));
+  for (int64_t i : sent.order) sent.expert.push_back(static_cast<int64_t>(ids.values[static_cast<size_t>(i)]));
   return sent;
+}
+std::optional<Sent> SentRows(const Subject& s) {
+  const TensorPtr ids = s.Operand(s.Sibling("moe.topk_ids"));
+  return ids == nullptr ? std::nullopt : std::optional<Sent>(SentBy(*ids));
 }
 
 void JudgeCounts(Subject& s) {
@@ -507,13 +403,20 @@ void JudgeActivation(Subject& s, bool experts) {
 }
 
 void JudgeRouted(Subject& s) {
-  s.DeclareOneStore();
-  const TensorPtr rows = s.Operand(s.Sibling("moe.expert_out")), weights = s.Operand(s.Sibling("moe.topk_weights"));
+  const TensorPtr rows = s.Operand(s.Sibling("moe.expert_out")), weights = s.Operand(s.Sibling("moe.topk_weights")),
+                  ids = s.Operand(s.Sibling("moe.topk_ids"));
   if (s.capture().HasSite(s.info().name + ".partial")) return;  // judged as a sum
   if (rows == nullptr) return;
   if (weights == nullptr) return Missing(s, s.Sibling("moe.topk_weights"));
-  const auto sent = SentRows(s);
-  if (!sent) return Missing(s, s.Sibling("moe.topk_ids"));
+  if (ids == nullptr) return Missing(s, s.Sibling("moe.topk_ids"));
+  JudgeCombined(s, rows, weights, ids);
+}
+
+}  // namespace
+
+void JudgeCombined(Subject& s, const TensorPtr& rows, const TensorPtr& weights, const TensorPtr& ids) {
+  s.DeclareOneStore();
+  const std::optional<Sent> sent = SentBy(*ids);
   std::vector<int64_t> row_of(static_cast<size_t>(weights->n()), -1);
   Array experts = ToArray(*rows);
   if (rows->shape.size() == 3 && rows->n_rows() == weights->n_rows() && rows->shape[1] == sent->k) {  // T k h
@@ -552,7 +455,118 @@ void JudgeRouted(Subject& s) {
   });
 }
 
-}  // namespace
+void JudgeChoice(Subject& s, const TensorPtr& logits, const TensorPtr& bias) {
+  const Subject keys = WithRouterKeys(s);
+  const oracle::RouterSpec spec = SpecOf(keys, s.tensor()->row_size());
+  const auto routing =
+      oracle::Route(ToArray(*logits), bias == nullptr ? Empty() : ToArray({bias->n()}, bias->values), spec);
+  if (!routing.ok()) return s.report().Missing(routing.status().message(), "record router logits of the same rows");
+  const std::vector<int64_t> ids = IdsOf(*s.tensor());
+  const int64_t experts = routing->selection.cols(), k = spec.top_k;
+  // A choice is right when no expert left out scores higher than one taken by more than rounding: scores and their sum
+  // with the bias are rounded in the compute type of the ids' row (float32 at best).
+  const double u = std::max(
+      UnitRoundoff(IsFloat(s.info().event.compute_dtype) ? s.info().event.compute_dtype : DType::kF32), 0x1p-24);
+  const auto wrong_rows = [&](const oracle::Routing& r) {
+    std::vector<int64_t> rows;
+    for (int64_t t = 0; t < r.selection.rows(); ++t) {
+      if (!s.judged()[static_cast<size_t>(t)]) continue;
+      std::set<int64_t> mine(ids.begin() + t * k, ids.begin() + (t + 1) * k),
+          right(r.ids.begin() + t * k, r.ids.begin() + (t + 1) * k);
+      if (mine == right) continue;
+      double top = 0;
+      for (double x : r.selection.row(t)) top = std::max(top, std::abs(x));
+      const bool tie = r.set_margin[static_cast<size_t>(t)] <= 8 * u * top;
+      bool valid = static_cast<int64_t>(mine.size()) == k;
+      for (int64_t e : mine) valid = valid && e >= 0 && e < experts;
+      if (!valid || !tie) rows.push_back(t);
+    }
+    return rows;
+  };
+  const std::vector<int64_t> rows = wrong_rows(*routing);
+  if (rows.empty()) return s.report().Right(s.info().id);
+  // A model that has a correction bias, recorded without its weights, chooses by scores that are not known.
+  const std::string gate = s.Sibling("mlp.gate");
+  if (bias == nullptr && spec.scoring == oracle::Scoring::kSigmoid && s.Weight(gate + ".weight") == nullptr &&
+      SomeBiasFits(routing->selection, ids, k, s.judged())) {
+    return Missing(s, gate + ".e_score_correction_bias");
+  }
+  Explanation why{fault_class::kMoeRoute, "experts chosen are not the best of the recorded logits"};
+  if (bias != nullptr) {
+    const auto plain = oracle::Route(ToArray(*logits), Empty(), spec);
+    if (plain.ok() && wrong_rows(*plain).empty()) why.text = "the choice fits scores without the correction bias";
+    Array rounded = ToArray({bias->n()}, bias->values);
+    for (double& x : rounded.values) {
+      int exponent = 0;
+      const double m = std::frexp(x, &exponent);
+      x = std::ldexp(std::nearbyint(std::ldexp(m, 8)), exponent - 8);
+    }
+    const auto coarse = oracle::Route(ToArray(*logits), rounded, spec);
+    if (coarse.ok() && wrong_rows(*coarse).empty()) why.text = "the choice fits a bias rounded to bf16";
+  }
+  if (spec.n_group > 1) {
+    oracle::RouterSpec flat = spec;
+    flat.n_group = flat.topk_group = 1;
+    const auto all =
+        oracle::Route(ToArray(*logits), bias == nullptr ? Empty() : ToArray({bias->n()}, bias->values), flat);
+    if (all.ok() && wrong_rows(*all).empty()) why.text = "the choice fits all experts, without the groups";
+  }
+  ReportRule(s.capture(), s.report(), s.info(), why, rows);
+}
+
+void JudgeChoiceWeights(Subject& s, const TensorPtr& logits, const TensorPtr& chosen, const TensorPtr& bias) {
+  const oracle::RouterSpec spec = SpecOf(s, s.tensor()->row_size());
+  const std::vector<int64_t> ids = IdsOf(*chosen);
+  Operation weigh;
+  weigh.inputs = {{logits->info->name, logits}};
+  weigh.run = [&](std::span<const Array> in) { return oracle::WeightsOf(in[0], ids, spec); };
+  JudgeOperation(s, weigh, [&](const Difference&, const oracle::Computed& right) -> std::optional<Explanation> {
+    const auto variant = [&](auto change) {
+      oracle::RouterSpec other = spec;
+      change(other);
+      return Fits(s, oracle::WeightsOf(ToArray(*logits), ids, other));
+    };
+    const auto scores = oracle::Route(ToArray(*logits), Empty(), spec);
+    if (scores.ok() && bias != nullptr) {
+      Array with = scores->scores.value, lost = with;
+      for (int64_t i = 0; i < with.size(); ++i) {
+        const double b = bias->values[static_cast<size_t>(i % with.cols())];
+        with[i] += b;
+        lost[i] = static_cast<double>((static_cast<float>(lost[i]) + static_cast<float>(b)) - static_cast<float>(b));
+      }
+      if (Fits(s, oracle::WeightsFromScores(with, ids, spec)))
+        return Explanation{fault_class::kMoeRoute, "weights hold the correction bias, which is for the choice alone"};
+      auto cancelled = oracle::WeightsFromScores(lost, ids, spec);
+      if (cancelled.ok()) {
+        // Scores far below the bias are lost; the rest of the rows is within float32 of it.
+        for (int64_t i = 0; i < cancelled->value.size(); ++i)
+          cancelled->scale[i] = std::max(cancelled->scale[i], std::abs(cancelled->value[i]));
+        if (Differ(s.actual(), *cancelled, s.precision(), s.judged(), 64).ok) {
+          return Explanation{fault_class::kMoeRoute,
+                             "scores were got back by subtracting the bias: what lies far below it is lost"};
+        }
+      }
+    }
+    if (variant([](oracle::RouterSpec& r) { r.renormalise = !r.renormalise; })) {
+      return Explanation{fault_class::kMoeRoute, spec.renormalise ? "fits weights that were not renormalised"
+                                                                  : "fits weights that were renormalised"};
+    }
+    if (spec.scaling != 1 && variant([](oracle::RouterSpec& r) { r.scaling = 1; })) {
+      return Explanation{fault_class::kMoeRoute, "fits weights without routed_scaling_factor", 1 / spec.scaling,
+                         "weights used / expected"};
+    }
+    if (variant([](oracle::RouterSpec& r) {
+          r.scoring = r.scoring == oracle::Scoring::kSigmoid ? oracle::Scoring::kSoftmax : oracle::Scoring::kSigmoid;
+        })) {
+      return Explanation{fault_class::kMoeRoute, "fits the other scoring function"};
+    }
+    const double c = ConstantRatio(s.actual(), right.value, s.judged(), std::max(1e-4, 8 * s.precision().store));
+    if (!std::isnan(c))
+      return Explanation{fault_class::kMoeRoute, "weights are one constant off", c, "weights used / expected"};
+    if (auto why = ExplainPrecision(s, right)) return why;
+    return Explanation{fault_class::kMoeRoute, "weights are not those of the chosen scores", kNone, "", 1};
+  });
+}
 
 void JudgeRouter(const Capture& capture, CheckReport* report) {
   constexpr std::string_view kIds[] = {"moe.topk_ids"}, kWeights[] = {"moe.topk_weights"};

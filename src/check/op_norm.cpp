@@ -42,7 +42,11 @@ void JudgeNorm(Subject& s, const NormSite& site) {
   const size_t n_terms = norm.inputs.size();
   norm.inputs.push_back({weight_name, weight});
 
-  const double eps = s.Number("eps", 1e-6), branch = s.Number("branch_scale", 1);
+  // Norms of latents keep an eps of their own in some families.
+  const bool latent = site.result == "attn.q_a_normed" || site.result == "attn.kv_c_normed";
+  double eps = s.Number("eps", 1e-6);
+  if (latent && !Capture::OwnText(s.info(), "eps")) eps = s.Number("model.latent_norm_eps", eps);
+  const double branch = s.Number("branch_scale", 1);
   const bool layer_norm = s.Text("op", "rmsnorm") == "layernorm";
   // Mean squares of the whole row where this rank has a part of it.
   const EventInfo& operand = *norm.inputs[0].tensor->info;

@@ -269,13 +269,17 @@ std::optional<Explanation> ExplainRotation(const Subject& s, const Raw& raw, con
       return Explanation{fault_class::kRopeForm, "fits a rotation of the whole head"};
     }
   }
-  // Rows of several positions that are as they came in: no rotation at all.
+  // Rows of several positions that are as they came in, from the first call on: no rotation at all.
+  const auto calls = s.capture().EventsOf(s.info().name);
+  const bool first_call = std::none_of(calls.begin(), calls.end(), [&](EventId id) {
+    return s.capture().Info(id)->event.rank == s.info().event.rank && s.capture().Earlier(id, s.info().id);
+  });
   std::set<int64_t> seen;
   for (size_t i = 0; i < s.tensor()->rows.size(); ++i) {
     if (s.judged()[i] && s.tensor()->rows[i].position > 0) seen.insert(s.tensor()->rows[i].position);
   }
   const std::vector<double> nowhere(positions.size(), 0);
-  if (seen.size() > 1 && Fits(s, Turn(before, nowhere, r)))
+  if (first_call && seen.size() > 1 && Fits(s, Turn(before, nowhere, r)))
     return Explanation{fault_class::kRopeForm, "fits rows that were not rotated at all"};
   std::vector<double> back = positions;
   for (double& p : back) p = -p;

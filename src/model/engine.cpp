@@ -401,6 +401,21 @@ std::vector<std::pair<std::string, std::string>> Engine::Describe(const std::vec
   number("model.softmax_scale", SoftmaxScale(c));
   number("model.rope_theta", c.rope.theta);
   number("model.rope_factor", c.rope.factor);
+  constexpr const char* kRopeTypes[] = {"default", "linear", "yarn", "llama3"};
+  if (const auto kind = static_cast<size_t>(c.rope.kind); kind < std::size(kRopeTypes))
+    out.emplace_back("model.rope_type", kRopeTypes[kind]);
+  integer("model.rope_dim", MakeRopeTable(c).rotary_dim);
+  for (const auto& [key, value] : {std::pair{"model.rope_original_max_position", c.rope.original_max_position},
+                                   {"model.rope_beta_fast", c.rope.beta_fast},
+                                   {"model.rope_beta_slow", c.rope.beta_slow},
+                                   {"model.rope_mscale", c.rope.mscale},
+                                   {"model.rope_mscale_all_dim", c.rope.mscale_all_dim},
+                                   {"model.rope_attention_factor", c.rope.attention_factor},
+                                   {"model.rope_low_freq_factor", c.rope.low_freq_factor},
+                                   {"model.rope_high_freq_factor", c.rope.high_freq_factor},
+                                   {"model.latent_norm_eps", c.latent_norm_eps}}) {
+    if (value != 0) number(key, value);  // 0: absent
+  }
   integer("model.rope_interleaved", c.rope.interleaved ? 1 : 0);
   integer("model.sliding_window", c.sliding_window);
   integer("model.n_routed_experts", c.n_routed_experts);
