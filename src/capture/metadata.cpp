@@ -49,7 +49,7 @@ constexpr std::array<KeyDefault, 42> kDefaults = {{
     {"embed_scale", "", "1"},
     {"logit_scale", "", "1"},
     {"residual_scale", "", "1"},
-    {"block_size", "", "1"},
+    {"block_size", "block_size", "1"},
     {"kv_scale", "", "1"},
     {"scale_rule", "", "static"},
     {"scale_layout", "", "linear"},

@@ -84,7 +84,8 @@ void JudgeNorm(Subject& s, const NormSite& site) {
                               : oracle::RmsNorm(x, w, used_eps);
     if (!y.ok()) return y;
     y->value.shape = y->scale.shape = s.actual().shape;
-    if (n_terms > 1) y->stores += 1;  // the sum is stored before it is normed
+    // The residual stream is a sum: engines norm it before or after they store it.
+    if (site.input.empty()) y->stores += 1;
     return y;
   };
   norm.run = [&](std::span<const Array> in) { return run_with(in, eps, 0, false); };

@@ -27,13 +27,13 @@ Result<Rotation> RotationOf(const Subject& s, int64_t head_size) {
     return Status::BadInput(s.info().name + ": rope.type=" + type + " is not known");
   const auto optional = [&](std::string_view key) { return s.capture().Number(s.info(), key); };
   r.spec.theta = s.Number("rope.theta", 10000);
-  // In MLA the rotated part has a tensor of its own.
+  // In MLA the rotated part has a tensor of its own, which may be recorded behind the whole.
   int64_t dim = head_size;
   for (std::string_view stem : {"attn.k_pe", "attn.q_pe"}) {
-    if (const auto part = s.capture().Operand(s.info(), s.Sibling(stem))) {
-      const auto& shape = s.capture().Info(*part)->event.shape;
-      if (!shape.empty()) dim = shape.back();
-    }
+    const auto parts = s.capture().EventsOf(s.Sibling(stem));
+    if (parts.empty()) continue;
+    const auto& shape = s.capture().Info(parts.front())->event.shape;
+    if (!shape.empty()) dim = shape.back();
   }
   r.spec.dim = std::min(s.Integer("rope.dim", dim), head_size);
   r.spec.factor = s.Number("rope.factor", 1);
@@ -300,6 +300,9 @@ std::optional<Explanation> ExplainRotation(const Subject& s, const Raw& raw, con
 }
 
 void JudgeRotated(Subject& s) {
+  // Where the rotated part stands alone, it is judged there and the whole is its parts put together.
+  const std::string stem = s.info().name.substr(s.info().prefix.size());
+  if ((stem == "attn.q" || stem == "attn.k") && s.capture().HasSite(s.Sibling(stem + "_pe"))) return;
   const Raw raw = RawOf(s);
   if (raw.input.tensor == nullptr) {
     if (!s.capture().HasSite(s.Sibling("attn.k_nope")) && !s.capture().HasSite(s.Sibling("attn.q_nope")))

@@ -48,6 +48,8 @@ CheckResult Recorded(int64_t q_stride, int64_t q_heads, int64_t k_stride, int64_
   Rotate(q.data() + kNope, q.size() - kNope, q_stride, q_heads, positions);
   Rotate(kv.data() + 16, kv.size() - 16, k_stride, 1, positions);
   const std::vector<float> q_pe(q.begin() + kNope, q.end()), k_pe(kv.begin() + 16, kv.end());
+  // The whole, recorded ahead of its part, is not a second finding.
+  t.Record("layers.0.attn.q", "T H d", {kRows, kHeads, kHead}, q, {.rows = rows, .meta = {kTheta, kPairing}});
   t.Record("layers.0.attn.q_pe", "T H d", {kRows, kHeads, kRope}, q_pe,
            {.rows = rows, .strides = {kHeads * kHead, kHead, 1}, .meta = {kTheta, kPairing}});
   t.Record("layers.0.attn.k_pe", "T H d", {kRows, 1, kRope}, k_pe,
