@@ -2,6 +2,8 @@
 // (audit=read). What still has the bits of the fill was not written; what changed between after and read was written by
 // somebody else.
 #include <algorithm>
+#include <charconv>
+#include <memory>
 
 #include "check/checks.h"
 #include "check/helpers.h"
@@ -121,6 +123,68 @@ std::optional<EventId> Partner(const Capture& capture, const EventInfo& after, c
   return found;
 }
 
+// Rows of "0-2,5", or with "..." behind the first ones; "all"; false where the text is no such list.
+bool ParseRows(std::string_view text, std::vector<bool>* rows) {
+  if (text == "all") text = "";
+  if (text.ends_with(",...")) text.remove_suffix(4);
+  const char* at = text.data();
+  const char* const end = at + text.size();
+  while (at != end) {
+    uint64_t first = 0, last = 0;
+    auto r = std::from_chars(at, end, first);
+    if (r.ec != std::errc()) return false;
+    last = first;
+    if (r.ptr != end && *r.ptr == '-') r = std::from_chars(r.ptr + 1, end, last);
+    if (r.ec != std::errc() || last < first || last >= rows->size() || (r.ptr != end && *r.ptr != ',')) return false;
+    std::fill(rows->begin() + static_cast<int64_t>(first), rows->begin() + static_cast<int64_t>(last) + 1, true);
+    at = r.ptr == end ? end : r.ptr + 1;
+  }
+  return true;
+}
+
+// Without values the recorder's own count tells: `unwritten`, "24 of 96" elements or a count alone, in
+// `unwritten_rows`.
+void JudgeTold(const EventInfo& info, const std::string& unwritten, CheckReport* report) {
+  Tensor tensor;
+  tensor.info = std::make_shared<const EventInfo>(info);
+  tensor.rows.resize(static_cast<size_t>(std::clamp<int64_t>(info.n_rows(), 0, 1 << 26)));
+  for (const Segment& segment : info.event.segments) {
+    for (int64_t i = 0; i < segment.n_rows; ++i) {
+      const int64_t row = segment.first_row + i;
+      if (row < 0 || row >= static_cast<int64_t>(tensor.rows.size())) continue;
+      tensor.rows[static_cast<size_t>(row)] = {segment.request, segment.first_position + i, segment.padding, true};
+    }
+  }
+  std::vector<bool> rows(tensor.rows.size());
+  uint64_t n = 0;
+  const std::string_view count = std::string_view(unwritten).substr(0, unwritten.find(' '));
+  const auto parsed = std::from_chars(count.data(), count.data() + count.size(), n);
+  if (parsed.ec != std::errc() || parsed.ptr != count.data() + count.size() ||
+      (!rows.empty() && !ParseRows(Capture::OwnText(info, "unwritten_rows").value_or(""), &rows))) {
+    return report->Missing(info.name + ": unwritten=" + unwritten + " is no count, or its rows are no rows of it",
+                           Capture::RecordHint(info.name));
+  }
+  bool real = rows.empty() && n > 0;
+  for (size_t r = 0; r < rows.size(); ++r) {
+    rows[r] = rows[r] && !tensor.rows[r].padding;  // nobody has to write padding
+    real = real || rows[r];
+  }
+  if (!real) return report->Right(info.id);
+  Suspicion s = At(info, fault_class::kUnwritten, 3);
+  AddRows(tensor, rows, &s.bad);
+  int64_t size = 1;
+  for (const int64_t extent : info.event.shape) size *= std::max<int64_t>(extent, 1);
+  s.bad.measured = static_cast<double>(n) / static_cast<double>(size);
+  s.bad.bound_basis = "share of elements that kept the pattern put there before; none are allowed in real rows";
+  s.bad.confidence = 0.99;
+  s.bad.evidence.push_back(std::to_string(n) + " of " + std::to_string(size) + " elements were not written by " +
+                           Capture::OwnText(info, "audited").value_or("the operation"));
+  if (const auto own = Capture::OwnText(info, "returned")) {
+    s.bad.evidence.push_back("the call returned " + *own);
+  }
+  report->Found(std::move(s));
+}
+
 }  // namespace
 
 void CheckUnwritten(const Capture& capture, CheckReport* report) {
@@ -128,6 +192,11 @@ void CheckUnwritten(const Capture& capture, CheckReport* report) {
     if (IsPool(ParseSiteName(name).stem)) continue;
     for (const EventId id : capture.Find(name, {.audit = "after"})) {
       const auto info = capture.Info(id);
+      const auto told = Capture::OwnText(*info, "unwritten");
+      if (told && info->event.payload.sha256.empty()) {
+        JudgeTold(*info, *told, report);
+        continue;
+      }
       auto after = capture.Load(id);
       if (!after.ok()) {
         report->Missing(after.status().message(), Capture::RecordHint(name));

@@ -141,6 +141,7 @@ class Builder {
         ++state.left_out.warmup;
         continue;
       }
+      if (!event.meta("audit").empty()) continue;  // looks at a buffer with a pattern in it
       state.first_sequence[site] = std::min(state.first_sequence[site], event.sequence());
       const int32_t n_segments = event.n_segments();
       if (n_segments == 0) ++state.left_out.empty;

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 PATTERNS = {1: 0x7F, 2: 0x7FA5, 4: 0x7FA5A5A5, 8: 0x7FFA5A5A5A5A5A5A}
 
 Name = Callable[[Call], tuple[str, int | None]]
+Known = Callable[[Call, Any], dict[str, Any]]
+"""(call, buffer) -> fields of Session.record: name, tensor (a view of the buffer), and layer, rows, shards as known."""
 
 
 def audit(
@@ -40,20 +42,25 @@ def audit(
     """Audits argument ``output`` of a callable at each call.
 
     name: the site under which both looks are recorded (its layer is that of the object called), or a function of the
-    call that gives name and layer; "TARGET.OUTPUT" when left out. view: the tensor to record for the buffer, such as
+    call that gives name and layer; when left out, what a profile knows of the buffer (Session.audits), or
+    "TARGET.OUTPUT" with axis 0 as rows. view: the tensor to record for the buffer, such as
     lambda b: b.view(-1, heads, size); the audit is of the whole buffer.
     """
     site = target.replace(":", ".") + f".{output}"
     text = label or f"audit:{target}:{output}"
-    auditor = _Auditor(session, text, output, site if name is None else name, view)
+    auditor = _Auditor(session, text, (target, output), site, name, view)
     return session.wrap(target, around=auditor.around, required=required, label=text, requested=requested)
 
 
 class _Auditor:
-    def __init__(self, session: Session, label: str, output: str, name: str | Name, view: Any) -> None:
+    def __init__(
+        self, session: Session, label: str, place: tuple[str, str], site: str, name: str | Name | None, view: Any
+    ) -> None:
         self.session = session
         self.label = label
-        self.output = output
+        self.place = place
+        self.output = place[1]
+        self.site = site
         self.name = name
         self.view = view
         self._noted: set[str] = set()
@@ -99,20 +106,24 @@ class _Auditor:
                 facts["returned"] = "another tensor, not the buffer"
         self._record(call, buffer, "after", pattern, facts)
         if count:
-            _, layer = self._name(call)
+            layer = self._fields(call, buffer).get("layer")
             where = "" if layer is None else f"layer {layer}: "
             self._note("unwritten", count, where + "; ".join(f"{k.replace('_', ' ')} {v}" for k, v in facts.items()))
 
-    def _name(self, call: Call) -> tuple[str, int | None]:
+    def _fields(self, call: Call, buffer: Any) -> dict[str, Any]:
         from .defaults import layer_of
 
-        return self.name(call) if callable(self.name) else (self.name, layer_of(call.self))
+        known = self.session.audits.get(self.place) if self.name is None else None
+        if known is not None:
+            return known(call, buffer)
+        name, layer = self.name(call) if callable(self.name) else (self.name or self.site, layer_of(call.self))
+        shown = buffer if self.view is None else self.view(buffer)
+        return {"name": name, "tensor": shown, "layer": layer, "row_axis": 0 if shown.ndim else None}
 
     def _record(self, call: Call, buffer: Any, look: str, pattern: int, facts: dict[str, str]) -> None:
-        name, layer = self._name(call)
-        shown = buffer if self.view is None else self.view(buffer)
-        meta = {"audit": look, "poison": f"{pattern:#x}", **facts}
-        self.session.record(name, shown.detach(), layer=layer, meta=meta)
+        fields = self._fields(call, buffer)
+        meta = {"audit": look, "poison": f"{pattern:#x}", "audited": self.place[0], **facts}
+        self.session.record(fields.pop("name"), fields.pop("tensor").detach(), meta=meta, **fields)
 
     def _note(self, reason: str, count: int, detail: str) -> None:
         """Once a different outcome; a call more of the same adds nothing."""

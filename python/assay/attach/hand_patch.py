@@ -31,6 +31,7 @@ TARGETS = (
     "vllm.v1.attention.backends.mla.rocm_aiter_mla:AiterMLAImpl.forward_mha",
     "vllm.model_executor.layers.attention.sparse_mla_attention:SparseMLACommonImpl.forward_mha",
 )
+PLAIN = "vllm.model_executor.layers.attention.attention:Attention.__init__"
 LARGEST_PRODUCT = 1 << 36
 """Multiplications that reading back a quantised weight through an identity matrix may cost, once a layer."""
 
@@ -45,6 +46,7 @@ def install(session: Session) -> None:
     lines = Lines(session)
     for target in TARGETS:
         session.wrap(target, around=lines.around, required=False)
+    session.wrap(PLAIN, after=lines.no_mla, required=False)
     session.locals(BASE, ["k#last", "v#last", "has_context#last"], lines.see_locals, required=False)
 
 
@@ -55,7 +57,7 @@ class Lines:
         self._session = session
         self._calls: dict[int, int] = {}  # id of an impl -> calls so far
         self._weights: dict[int, tuple[Any, str]] = {}  # id of a linear -> (itself, so that the id stays its own; text)
-        self._lost: set[str] = set()
+        self._said: set[str] = set()
         self._thread = threading.local()
 
     def around(self, call: Call, proceed: Callable[[], Any]) -> None:
@@ -82,13 +84,21 @@ class Lines:
         except Exception as problem:
             self._lose(problem)
 
+    def no_mla(self, call: Call, _result: object) -> None:
+        """Says once that there will be no lines: the model's attention is another."""
+        backend = getattr(call.self, "attn_backend", None)
+        name = backend.get_name() if hasattr(backend, "get_name") else "unknown"
+        self._say(f"assay mla: no MLA in this run, attention is {type(call.self).__name__} with backend {name}")
+
+    def _say(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            write(text)
+
     def _lose(self, problem: Exception) -> None:
         """A line that could not be made; each reason is said once."""
         self._session.failed("mla:stderr", problem)
-        text = f"assay mla: a line is lost: {type(problem).__name__}: {one_line(problem)}; the run goes on"
-        if text not in self._lost:
-            self._lost.add(text)
-            write(text)
+        self._say(f"assay mla: a line is lost: {type(problem).__name__}: {one_line(problem)}; the run goes on")
 
     def see_locals(self, values: dict[str, object], _call: Call) -> None:
         """Local variables of the call under way, each described when the function is done with it."""
@@ -350,28 +360,28 @@ class Output:
     cannot be, and are left alone.
     """
 
-    PATTERN = {2: 0x7FB6, 4: 0x7FB6A5C3, 8: 0x7FF6A5C35AC3A6B5}
+    PATTERNS = {2: 0x7FB6, 4: 0x7FB6A5C3, 8: 0x7FF6A5C35AC3A6B5}
     """NaNs that no arithmetic makes, by width in bytes."""
 
     def __init__(self, buffer: Any) -> None:
         self._buffer = buffer if is_tensor(buffer) else None
         self._missing: torch.Tensor | None = None
         self._bits: torch.Tensor | None = None
-        if self._buffer is None or self._buffer.numel() == 0 or self._buffer.element_size() not in self.PATTERN:
+        if self._buffer is None or self._buffer.numel() == 0 or self._buffer.element_size() not in self.PATTERNS:
             return
         import torch
 
         width = self._buffer.element_size()
         bits = self._buffer.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[width])
         self._saved = bits.clone()
-        bits.fill_(self.PATTERN[width])
+        bits.fill_(self.PATTERNS[width])
         self._bits = bits
 
     def restore(self) -> None:
         """Gives elements that were not written their bits back, and remembers which they were."""
         if self._bits is None or self._missing is not None:
             return
-        missing: torch.Tensor = self._bits == self.PATTERN[self._bits.element_size()]
+        missing: torch.Tensor = self._bits == self.PATTERNS[self._bits.element_size()]
         if bool(missing.any()):
             self._bits[missing] = self._saved[missing]
         self._missing = missing
@@ -386,7 +396,7 @@ class Output:
         text = f"{shape(self._buffer)} " + ("written" if left == 0 else "UNTOUCHED" if left == n else "PARTLY WRITTEN")
         if left:
             rows = self._missing.reshape(self._missing.shape[0], -1).any(1).nonzero().flatten().tolist()
-            text += f", {left} of {n} elements left as they were, in rows {ranges(rows)}"
+            text += f", {left} of {n} elements left as they were, in rows {short(ranges(rows))}"
             if is_tensor(result):
                 text += f"; the call returned a tensor of its own, {describe(result)}"
         return f"{text} {measure(self._buffer)}"
@@ -400,5 +410,10 @@ def ranges(numbers: list[int]) -> str:
             runs[-1][1] = number
         else:
             runs.append([number, number])
-    text = [f"{a}-{b}" if b > a else f"{a}" for a, b in runs]
-    return ",".join(text[:8]) + (f" and {len(text) - 8} ranges more" if len(text) > 8 else "")
+    return ",".join(f"{a}-{b}" if b > a else f"{a}" for a, b in runs)
+
+
+def short(rows: str) -> str:
+    """The first eight of many ranges."""
+    runs = rows.split(",")
+    return ",".join(runs[:8]) + (f" and {len(runs) - 8} ranges more" if len(runs) > 8 else "")

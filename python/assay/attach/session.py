@@ -17,7 +17,7 @@ from .. import _library
 from .._errors import Error
 from .._settings import settings as read_settings
 from .._trace import Trace
-from . import calls, compiled, local_variables, modules, selectors, targets
+from . import audit, calls, compiled, local_variables, modules, selectors, targets
 from .calls import After, Around, Before, Call
 from .import_hook import ImportHook
 from .probes import NotFoundError, Probe
@@ -30,13 +30,15 @@ PROFILES = {"torch": ("torch",), "transformers": ("transformers",), "vllm": ("vl
 class Session:
     """One a process, made by start(). No method raises to the host; what goes wrong is counted and noted.
 
-    ``rows``: of the step under way, set by a profile; ``rank``: gives (rank, world size), read when the trace is opened.
+    ``rows``: of the step under way, set by a profile; ``rank``: gives (rank, world size), read when the trace is opened;
+    ``audits``: canonical name and rows of output buffers, by callable and argument, for audits of them (audit.py).
     """
 
     def __init__(self) -> None:
         self.settings: dict[str, str] = read_settings()
         self.rows: Rows | None = None
         self.rank: Callable[[], tuple[int, int]] | None = None
+        self.audits: dict[tuple[str, str], audit.Known] = {}
         self.probes: list[Probe] = []
         self.hook = ImportHook(self.guard)
         self.roots = modules.Roots(self)
@@ -96,7 +98,7 @@ class Session:
     _loaded: set[str] = set()
 
     def _select(self, selector: selectors.Selector) -> None:
-        from . import audit, defaults
+        from . import defaults
 
         if selector.kind == "module":
             defaults.observe_modules(self, selector)
@@ -293,8 +295,6 @@ class Session:
 
     def audit(self, target: str, output: str = "output", **options: Any) -> Probe:
         """Looks for parts of an output buffer that a callable leaves unwritten (audit.py)."""
-        from . import audit
-
         return audit.audit(self, target, output, **options)
 
     def label(self, owner: Any, text: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .. import hand_patch
 from ..session import Session
 from .vllm_attention import Attention
 from .vllm_compile import Compilation
@@ -28,6 +29,9 @@ def install(session: Session) -> None:
     """Called once a process. What cannot be attached is reported by the session; the host goes on."""
     ranks = Ranks()
     session.rank = ranks.read
+    if hand_patch.wanted(session.settings):
+        hand_patch.install(session)
+        return
     recorder = Recorder(session)
     compilation = Compilation(session)
     steps = Steps(session)

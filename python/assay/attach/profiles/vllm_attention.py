@@ -67,6 +67,7 @@ class Attention:
         self._chunk = 0  # context chunks seen in this call
         session.wrap(f"{MLA}.__init__", after=self._built)
         session.wrap(f"{MLA}.forward_impl", before=self._mla_enters, after=self._mla_leaves)
+        session.audits[f"{MLA}.forward_impl", "output"] = self._mla_buffer
         session.wrap(f"{MLA}.update_kv_cache", after=self._mla_kv_written)
         session.wrap(f"{ATTENTION}.__init__", after=self._built)
 
@@ -124,9 +125,9 @@ class Attention:
         q = given(call, 1, "q")
         q = q.view(q.shape[0], layer.num_heads, -1)
         nope = layer.qk_nope_head_dim
-        self._record("attn.q", number, q, rows, True)
         self._record("attn.q_nope", number, q[..., :nope], rows, True)
         self._record("attn.q_pe", number, q[..., nope:], rows, True)
+        self._record("attn.q", number, q, rows, True)
         self._record("attn.kv_c_normed", number, given(call, 2, "k_c_normed"), rows, False)
         k_pe = given(call, 3, "k_pe")
         self._record("attn.k_pe", number, k_pe.view(k_pe.shape[0], 1, k_pe.shape[-1]), rows, False)
@@ -136,6 +137,14 @@ class Attention:
         output = given(call, 6, "output")
         out = output.view(output.shape[0], layer.num_heads, layer.v_head_dim)
         self._record("attn.out", layer_of(layer.layer_name), out, self._session.rows, True)
+
+    def _mla_buffer(self, call: Any, output: Any) -> dict[str, Any]:
+        """What an audited output of forward_impl is."""
+        layer = call.self
+        out = output.view(output.shape[0], layer.num_heads, layer.v_head_dim)
+        rows = self._recorder.rows_of(out.shape[0])
+        shard = self._shard(out.shape[1] * out.shape[2])
+        return {"name": "attn.out", "tensor": out, "layer": layer_of(layer.layer_name), "rows": rows, **shard}
 
     def _mla_kv_written(self, call: Any, result: Any) -> None:
         number = layer_of(call.self.layer_name)

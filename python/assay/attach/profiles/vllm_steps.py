@@ -131,6 +131,11 @@ class Recorder:
             rows = self._pad(rows, tensor.shape[0])
         session.record(name, tensor, layer=layer, rows=rows, **fields)
 
+    def rows_of(self, n: int) -> Rows | None:
+        """The step's rows for a tensor of n, those behind the tokens as padding."""
+        rows = self.session.rows
+        return self._pad(rows, n) if rows is not None and n > rows.n_rows else rows
+
     def _pad(self, rows: Rows, n: int) -> Rows:
         if self._padded[0] is not rows or self._padded[1] != n or self._padded[2] is None:
             padding = Run(0, rows.n_rows, n - rows.n_rows, 0, True)
