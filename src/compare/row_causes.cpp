@@ -14,6 +14,7 @@ namespace {
 // the second number.
 constexpr double kFitResidual = 1e-3;
 constexpr double kLargestResidual = 0.05;
+constexpr uint32_t kNoSite = ~uint32_t{0};
 constexpr const char* kSideName[2] = {"A", "B"};
 
 struct WrongRow {
@@ -176,7 +177,7 @@ class Explainer {
         }
         if (from == side) DropCommonRepeats(side, &seen, &found);
         if (found * 2 < rows_.size() || found == 0) continue;
-        DescribeRepeats(side, from, seen, found);
+        if (!ExplainUnrotated(side, from, seen, found)) DescribeRepeats(side, from, seen, found);
         return;
       }
     }
@@ -209,6 +210,51 @@ class Explainer {
   bool SameDefinition(uint32_t other) const {
     const SiteName &a = index_.sites[site_].parsed, &b = index_.sites[other].parsed;
     return other == site_ || (a.def != nullptr && a.def == b.def && a.chunk == b.chunk && a.partial == b.partial);
+  }
+
+  // What is rotated here, by name: a diff's graph has only what both sides recorded.
+  uint32_t RotatedFrom() const {
+    const std::string& name = index_.sites[site_].name;
+    const std::string& stem = index_.sites[site_].parsed.stem;
+    if (!name.ends_with(stem)) return kNoSite;
+    const std::string input = name.substr(0, name.size() - stem.size()) + (Is("attn.k_pe")   ? "attn.kv_a"
+                                                                           : Is("attn.k")    ? "attn.k_proj"
+                                                                           : Is("attn.q_pe") ? "attn.q_proj"
+                                                                                             : stem + "_proj");
+    for (uint32_t s = 0; s < index_.sites.size(); ++s) {
+      if (index_.sites[s].name == input) return s;
+    }
+    return kNoSite;
+  }
+
+  // Equal rows at positions whose operands are equal too: a rotation by position makes them differ.
+  bool ExplainUnrotated(int side, int from, const std::vector<Seen>& seen, size_t found) {
+    if (op_ != SiteOp::kRope || from != side) return false;
+    const uint32_t input = RotatedFrom();
+    if (input == kNoSite) return false;
+    std::unordered_map<uint64_t, uint64_t> digest_at;
+    ForEachRequest(input, side, -1, [&](uint32_t request, const SideRows& values) {
+      for (const RowValue& value : values.rows) digest_at[Key(request, value.position)] = value.digest;
+    });
+    size_t equal = 0;
+    std::string example;
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      if (seen[i].step == -2 || seen[i].site != site_) continue;
+      const auto own = digest_at.find(Key(rows_[i].request, rows_[i].position));
+      const auto other = digest_at.find(Key(seen[i].request, seen[i].position));
+      if (own == digest_at.end() || other == digest_at.end() || own->second != other->second) continue;
+      if (equal++ == 0) {
+        example = "position " + std::to_string(rows_[i].position) + " equals position " +
+                  std::to_string(seen[i].position) + (seen[i].request == rows_[i].request ? "" : " of another request");
+      }
+    }
+    if (equal * 2 < found || equal == 0) return false;
+    cause_.cls = fault_class::kRopePos;
+    cause_.evidence.push_back(std::to_string(equal) + " of " + std::to_string(rows_.size()) + " rows of " +
+                              kSideName[side] + " equal rows at other positions, as their operands in " +
+                              index_.sites[input].name + " do: turned by one position, or not at all; " + example);
+    cause_.evidence.push_back("`assay diagnose` tells which, from recordings with ASSAY_LEVEL=payload");
+    return true;
   }
 
   void DescribeRepeats(int side, int from, const std::vector<Seen>& seen, size_t found) {
