@@ -9,6 +9,18 @@ namespace {
 
 constexpr size_t kMaxEvidence = 12;
 
+// Hypotheses that have no check of their own: whose right results speak against them, or what would.
+struct Implied {
+  std::string_view hypothesis, check, text, capture;
+  bool rules_out;
+};
+constexpr Implied kImplied[] = {
+    {hypothesis::kPadding, "attention", "results follow from the rows of their requests alone",
+     "attention with its operands, padding rows marked as padding", true},
+    {hypothesis::kWeights, "linear", "weights in memory were not held against a checkpoint",
+     "NAME.weight in phase load, then assay weights CHECKPOINT --trace TRACE", false},
+};
+
 std::string CallKey(std::string_view name) {
   std::string key(name);
   if (key.ends_with(".lse")) key.replace(key.size() - 4, 4, ".out");
@@ -106,8 +118,11 @@ FirstBad Assembly::Merged(const Call& call) const {
       ++elsewhere;
     }
     if (said[i].first != said[0].first && bad.evidence.size() < kMaxEvidence) {
-      for (const std::string& line : s.bad.evidence)
-        bad.evidence.push_back(std::string(checks_[said[i].first]->name) + ": " + line);
+      for (const std::string& line : s.bad.evidence) {
+        std::string text = std::string(checks_[said[i].first]->name) + ": " + line;
+        if (std::find(bad.evidence.begin(), bad.evidence.end(), text) == bad.evidence.end())
+          bad.evidence.push_back(std::move(text));
+      }
     }
   }
   Unite(&bad.positions);
@@ -119,15 +134,21 @@ FirstBad Assembly::Merged(const Call& call) const {
 std::string Assembly::Line(size_t check, CheckState* state) const {
   const CheckReport& r = reports_[check];
   std::string line = std::string(checks_[check]->name) + ": ";
-  const auto root =
-      std::find_if(standing_[check].begin(), standing_[check].end(), [](const Standing& s) { return s.root; });
+  const auto root = std::find_if(standing_[check].begin(), standing_[check].end(),
+                                 [](const Standing& s) { return s.root && s.explained.empty(); });
   if (root != standing_[check].end()) {
     *state = CheckState::kConfirmed;
     return line + root->suspicion->bad.cls + " at " + root->name +
            (root->suspicion->bad.evidence.empty() ? "" : ", " + root->suspicion->bad.evidence[0]);
   }
-  if (!standing_[check].empty()) {
+  const auto explained = std::find_if(standing_[check].begin(), standing_[check].end(),
+                                      [](const Standing& s) { return !s.explained.empty(); });
+  const std::string behind = explained == standing_[check].end()
+                                 ? ""
+                                 : explained->name + " is wrong, which " + explained->explained + " explains";
+  if (!standing_[check].empty() && (behind.empty() || r.n_right() == 0)) {
     *state = CheckState::kNotTestable;
+    if (!behind.empty()) return line + behind;
     return line + "symptoms at " + standing_[check][0].name + " and behind follow from " + root_name_;
   }
   if (r.n_right() == 0) {
@@ -135,7 +156,7 @@ std::string Assembly::Line(size_t check, CheckState* state) const {
     return line + (r.missing_why_.empty() ? "nothing that it judges was recorded" : r.missing_why_);
   }
   *state = CheckState::kRuledOut;
-  line += std::to_string(r.n_right()) + " judged, all right";
+  line += std::to_string(r.n_right()) + (behind.empty() ? " judged, all right" : " judged right; " + behind);
   if (r.worst_event_ != kNoEvent) {
     line += ", at most " + Short(r.worst_share_) + " of the bound (" + Short(r.worst_measured_) + " of " +
             Short(r.worst_bound_) + " at " + capture_.Info(r.worst_event_)->name + ")";
@@ -157,7 +178,7 @@ LedgerEntry Assembly::Entry(std::string_view name) const {
     // What confirms another hypothesis says nothing against this one.
     if (state == CheckState::kConfirmed &&
         std::none_of(standing_[i].begin(), standing_[i].end(), [&](const Standing& s) {
-          return s.root && (s.suspicion->hypothesis.empty() || s.suspicion->hypothesis == name);
+          return s.root && s.explained.empty() && (s.suspicion->hypothesis.empty() || s.suspicion->hypothesis == name);
         })) {
       continue;
     }
@@ -170,10 +191,25 @@ LedgerEntry Assembly::Entry(std::string_view name) const {
   for (size_t i = 0; i < checks_.size(); ++i) {
     if (checks_[i]->hypothesis == name) continue;
     for (const Standing& s : standing_[i]) {
-      if (!s.root || s.suspicion->hypothesis != name) continue;
+      if (!s.root || !s.explained.empty() || s.suspicion->hypothesis != name) continue;
       confirmed = true;
       entry.evidence.push_back(std::string(checks_[i]->name) + ": " + s.suspicion->bad.cls + " at " + s.name);
       break;
+    }
+  }
+  for (const Implied& implied : kImplied) {
+    if (implied.hypothesis != name || confirmed) continue;
+    for (size_t i = 0; i < checks_.size(); ++i) {
+      if (checks_[i]->name != implied.check) continue;
+      const uint64_t n = reports_[i].n_right();
+      ruled_out = ruled_out || (n > 0 && implied.rules_out);
+      if (n > 0 && implied.rules_out)
+        entry.evidence.push_back(std::string(implied.check) + ": " + std::to_string(n) + " " +
+                                 std::string(implied.text));
+    }
+    if (!ruled_out) {
+      untested.push_back(implied.rules_out ? "nothing was judged that would show it" : std::string(implied.text));
+      entry.capture = implied.capture;
     }
   }
   entry.state = confirmed ? CheckState::kConfirmed : ruled_out ? CheckState::kRuledOut : CheckState::kNotTestable;
@@ -189,13 +225,26 @@ CheckResult Assembly::Result() {
     // A symptom behind something wrong needs no cause of its own.
     const bool root = call.local || result.findings.empty();
     if (result.findings.empty()) root_name_ = bad.name;
-    for (const auto& [check, suspicion] : call.said) standing_[check].push_back({suspicion, root, bad.name});
+    // What another check explains is no cause of its own.
+    const auto best = std::max_element(call.said.begin(), call.said.end(),
+                                       [](const auto& a, const auto& b) { return a.second->rank < b.second->rank; });
+    for (const auto& [check, suspicion] : call.said) {
+      const bool explained = check != best->first && suspicion->rank <= 1 && best->second->rank > 1;
+      standing_[check].push_back(
+          {suspicion, root, bad.name, explained ? std::string(checks_[best->first]->name) : std::string()});
+    }
     (root ? result.findings : result.consequences).push_back(std::move(bad));
   }
   for (const std::string_view name : AllHypotheses()) {
     const bool exists =
         std::any_of(checks_.begin(), checks_.end(), [&](const CheckDef* c) { return c->hypothesis == name; });
-    if (exists) result.ledger.push_back(Entry(name));
+    const bool said = std::any_of(standing_.begin(), standing_.end(), [&](const std::vector<Standing>& list) {
+      return std::any_of(list.begin(), list.end(), [&](const Standing& x) { return x.suspicion->hypothesis == name; });
+    });
+    const bool implied =
+        checks_.size() == AllChecks().size() &&
+        std::any_of(std::begin(kImplied), std::end(kImplied), [&](const Implied& i) { return i.hypothesis == name; });
+    if (exists || said || implied) result.ledger.push_back(Entry(name));
   }
   CheckCoverage& c = result.coverage;
   const Trace& trace = capture_.trace();

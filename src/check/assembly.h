@@ -35,7 +35,8 @@ class Assembly {
   struct Standing {
     const Suspicion* suspicion;
     bool root;
-    std::string name;  // of the finding it went into
+    std::string name;            // of the finding it went into
+    std::string explained = {};  // the check whose cause explains this result, when this one only saw that it is wrong
   };
   std::vector<std::vector<Standing>> standing_;  // by check
   std::string root_name_;                        // of first_bad

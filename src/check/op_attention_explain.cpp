@@ -410,11 +410,13 @@ std::optional<Explanation> OtherHeads(const Subject& out, const AttentionCall& c
     if (source[static_cast<size_t>(h)] < 0) return std::nullopt;
   }
   std::string text = "heads hold what belongs to heads";
-  bool one = true;
-  for (int64_t j : source) {
-    text += " " + std::to_string(j);
-    one = one && j == source[0];
+  bool one = true, own = true;
+  for (size_t h = 0; h < source.size(); ++h) {
+    text += " " + std::to_string(source[h]);
+    one = one && source[h] == source[0];
+    own = own && source[h] == static_cast<int64_t>(h);
   }
+  if (own) return std::nullopt;  // not right to the bound, and nearer to its own head than to any other
   if (one) return Explanation{fault_class::kStride, text + ": every head equals one"};
   return Explanation{fault_class::kTpShard, text};
 }

@@ -41,6 +41,21 @@ std::string NumberText(double value) {
   return text;
 }
 
+// The rung of the ladder that a cause belongs to, where it is not that of the operation.
+std::string_view HypothesisOf(std::string_view cls) {
+  if (cls == fault_class::kUnwritten || cls == fault_class::kCompile) return hypothesis::kOutputBuffer;
+  if (cls == fault_class::kPadRead) return hypothesis::kPadding;
+  if (cls == fault_class::kGraph) return hypothesis::kGraphs;
+  if (cls == fault_class::kStride) return hypothesis::kShapes;
+  if (cls == fault_class::kTpShard || cls == fault_class::kReduce) return hypothesis::kReductions;
+  if (cls == fault_class::kQZero || cls == fault_class::kQScale || cls == fault_class::kQLayout)
+    return hypothesis::kQuantised;
+  if (cls == fault_class::kLoad) return hypothesis::kWeights;
+  if (cls == fault_class::kRange) return hypothesis::kRange;
+  if (cls == fault_class::kSpec) return hypothesis::kSpeculation;
+  return {};
+}
+
 void FillCause(FirstBad* bad, const Explanation& why) {
   bad->cls = std::string(why.cls);
   bad->method = "check: oracle";
@@ -225,6 +240,7 @@ void ReportWrong(const Subject& subject, const Difference& difference, const Exp
   FillRows(&s.bad, *subject.tensor(), difference.rows);
   for (int64_t h : difference.heads) s.bad.heads.push_back(static_cast<int32_t>(h));
   FillCause(&s.bad, why);
+  s.hypothesis = HypothesisOf(why.cls);
   s.bad.evidence.push_back("operands as recorded give another result: relative distance " +
                            NumberText(difference.measured) + ", allowed " + NumberText(difference.allowed) + ", in " +
                            std::to_string(difference.rows.size()) + " of " + std::to_string(subject.judged().size()) +
@@ -240,6 +256,7 @@ void ReportRule(const Capture& capture, CheckReport& report, const EventInfo& in
   s.bad.bound_basis = "exact rule";
   if (auto tensor = capture.Load(info.id); tensor.ok()) FillRows(&s.bad, **tensor, rows);
   FillCause(&s.bad, why);
+  s.hypothesis = HypothesisOf(why.cls);
   report.Found(std::move(s));
 }
 

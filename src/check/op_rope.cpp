@@ -286,11 +286,11 @@ std::optional<Explanation> ExplainRotation(const Subject& s, const Raw& raw, con
   if (Fits(s, Turn(before, back, r)))
     return Explanation{fault_class::kRopeForm, "fits a rotation in the other direction"};
   if (auto why = ExplainRowWalk(s, r, before, positions)) return why;
-  if (auto why = ExplainPositions(s, r, before, d)) return why;
   if (r.spec.scaling != oracle::RopeScaling::kDefault &&
       other([](Rotation& x) { x.spec.scaling = oracle::RopeScaling::kDefault; })) {
     return Explanation{fault_class::kRopeForm, "fits frequencies without the scaling of the context"};
   }
+  if (auto why = ExplainPositions(s, r, before, d)) return why;
   for (double theta : {10000.0, 100000.0, 150000.0, 500000.0, 1000000.0, 5000000.0, 8000000.0, 10000000.0}) {
     if (theta != r.spec.theta && other([&](Rotation& x) { x.spec.theta = theta; })) {
       return Explanation{fault_class::kRopeForm, "fits another base of the frequencies", theta, "theta used"};
