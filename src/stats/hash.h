@@ -12,6 +12,7 @@
 // could be the copy that the linker keeps for everybody, so what they call is always inlined, and plain arrays stand
 // where std::array would.
 #define ASSAY_KERNEL_INLINE [[gnu::always_inline]] inline
+#define ASSAY_INLINE [[gnu::always_inline]] static inline  // in one file alone
 
 namespace assay {
 

@@ -53,6 +53,34 @@ struct Piece {
   uint32_t head_left = 0;  // ... and how many groups of it are still to come, > 0
 };
 
+// Where head cells go: `left` more groups to Current(), then per_head to each of the next. No heads: left is beyond any
+// piece.
+struct HeadCursor {
+  Cell* heads;
+  uint32_t n_heads;
+  uint32_t per_head;
+  uint32_t head;
+  uint32_t left;
+
+  ASSAY_KERNEL_INLINE explicit HeadCursor(const Piece& piece)
+      : heads(piece.heads),
+        n_heads(piece.n_heads),
+        per_head(piece.head_groups),
+        head(piece.head),
+        left(piece.heads ? piece.head_left : ~0u) {}
+  ASSAY_KERNEL_INLINE Cell* Current() const { return heads ? heads + head : nullptr; }
+  // n <= left groups are done.
+  ASSAY_KERNEL_INLINE void Advance(uint32_t n) {
+    left -= n;
+    if (left != 0) return;
+    left = per_head;
+    head = head + 1 == n_heads ? 0 : head + 1;
+  }
+};
+
+// Additions to one entry of the matrix before it is emptied.
+inline constexpr uint32_t kFlushDepth = 128;
+
 // Twice the slots: a kernel may keep blocks of even and of odd rotation apart.
 inline constexpr int kMatrixFloats = 2 * kBlockGroups * kLanes;
 
@@ -118,6 +146,11 @@ extern const Kernel kAvx512Kernel;
 // The part of a piece that vector code cannot take: any dtype, non-finite or huge values. Adds groups [first, first +
 // n) of the piece to acc and to one row and one head cell (either may be null), in double.
 void AddGroupsPortable(const Piece& piece, uint32_t first, uint32_t n, Cell* row, Cell* head, Accumulator* acc);
+
+// Extremes of elements whose patterns, as numbers of the type's width, have the signed maximum top, the unsigned
+// maximum bottom and the smallest magnitude nearest. There is an element, all are finite; for float types of 32 bits or
+// fewer.
+void TakePatterns(uint32_t top, uint32_t bottom, uint32_t nearest, DType dtype, Accumulator* acc);
 
 // What a vector kernel leaves out of groups [first, first + n): the elements whose magnitude pattern is `limit` or
 // more, for a float type of 32 bits or fewer. Counts the non-finite ones (in acc and cells) and adds the finite ones to

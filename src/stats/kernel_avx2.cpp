@@ -1,4 +1,5 @@
-// AVX2 kernel (with FMA and F16C): f32, bf16 and f16, a group of eight elements a step; other types are portable.
+// AVX2 kernel (with FMA and F16C): f32, bf16, f16, e4m3fn and e5m2, a group of eight elements a step; other types are
+// portable.
 //
 // Everything is done on the widened floats: extremes, counts, sums in double, the sketch's matrix (one row a slot). A
 // group that holds a non-finite or a huge element goes to the portable kernel as a whole.
@@ -11,10 +12,7 @@
 namespace assay {
 namespace {
 
-#define ASSAY_INLINE [[gnu::always_inline]] static inline
-
-constexpr uint32_t kFlushDepth = 128;  // additions to one entry of the matrix before it is emptied
-constexpr uint32_t kLayoutSlots = 1;   // matrix[slot][lane]
+constexpr uint32_t kLayoutSlots = 1;  // matrix[slot][lane]
 
 // The table of hash.h for folds to 16 buckets: the lane with bucket & 7 == k, its sign, and whether bucket & 8.
 struct alignas(32) SlotTable {
@@ -55,6 +53,23 @@ struct F16 {
   static constexpr uint32_t kBytes = 2, kLimit = (127 + 16) << 23, kSmallestNormal = (127 - 14) << 23;
   ASSAY_INLINE __m256 Load(const uint8_t* p) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+};
+
+// The patterns of 8 bits, moved to where f16 has its fields: e4m3fn is then the value times 2^-8.
+struct F8E4M3FN {
+  static constexpr uint32_t kBytes = 1, kLimit = 0x43f00000, kSmallestNormal = (127 - 6) << 23;  // NaN becomes 480
+  ASSAY_INLINE __m256 Load(const uint8_t* p) {
+    const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));  // spreads the sign
+    const __m128i f16 = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(static_cast<short>(0xbf80)));
+    return _mm256_mul_ps(_mm256_cvtph_ps(f16), _mm256_set1_ps(256.0f));
+  }
+};
+struct F8E5M2 {
+  static constexpr uint32_t kBytes = 1, kLimit = (127 + 16) << 23, kSmallestNormal = (127 - 14) << 23;
+  ASSAY_INLINE __m256 Load(const uint8_t* p) {
+    const __m128i wide = _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    return _mm256_cvtph_ps(_mm_slli_epi16(wide, 8));
   }
 };
 
@@ -101,9 +116,11 @@ ASSAY_INLINE __m256i AddDigest(__m256i sums, const uint8_t* data, uint32_t hash)
     return _mm256_add_epi64(sums, _mm256_mul_epu32(w, _mm256_srli_epi64(w, 32)));
   } else {
     const __m128i keys = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kDigestKeys.word));
-    const __m128i words = _mm_loadu_si128(reinterpret_cast<const __m128i*>(data));
+    const __m128i* p = reinterpret_cast<const __m128i*>(data);
+    const __m128i words = F::kBytes == 2 ? _mm_loadu_si128(p) : _mm_loadl_epi64(p);
     const __m128i w = _mm_add_epi32(_mm_add_epi32(_mm256_castsi256_si128(g), keys), words);
-    return _mm256_add_epi64(sums, _mm256_zextsi128_si256(_mm_mul_epu32(w, _mm_srli_epi64(w, 32))));
+    const __m128i products = _mm_mul_epu32(w, _mm_srli_epi64(w, 32));
+    return _mm256_add_epi64(sums, _mm256_zextsi128_si256(F::kBytes == 2 ? products : _mm_move_epi64(products)));
   }
 }
 
@@ -126,11 +143,6 @@ struct ChunkState {
   Doubles sum;
   uint32_t taken = 0;  // groups
 };
-
-template <class F>
-double ValueOf(uint32_t pattern) {
-  return static_cast<double>(_mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(static_cast<int>(pattern))))) + 0.0;
-}
 
 // Takes a chunk's counts, sums and extremes into acc.
 template <class F>
@@ -156,14 +168,11 @@ void Finish(const ChunkState& c, const Piece& piece, uint32_t first, uint32_t n,
     acc->zero += zero.v[j];
     acc->subnormal += small.v[j] - zero.v[j];
   }
-  // All of one sign: the value nearest to zero is the other extreme.
-  const double low = ValueOf<F>(bottom >> 31 ? bottom : nearest);
-  const double up = ValueOf<F>(top >= 0 ? static_cast<uint32_t>(top) : nearest | 0x80000000u);
-  acc->Between(low, up);
-  const double magnitude = ValueOf<F>(most);
+  TakePatterns(static_cast<uint32_t>(top), bottom, nearest, DType::kF32, acc);
+  const double magnitude = DecodeForKernel(most, DType::kF32);
   if (magnitude >= acc->abs_max) {
-    // Equal ones are news only where a later column can come earlier in the view.
-    const bool news = magnitude > acc->abs_max || piece.index.outer_stride != 0;
+    // Equal ones are news only where a later column can come earlier in the view, or some groups were taken before.
+    const bool news = magnitude > acc->abs_max || piece.index.outer_stride != 0 || c.taken != n;
     for (uint32_t q = first; news && q < first + n; ++q) {
       const __m256 x = F::Load(piece.data + uint64_t{q} * kLanes * F::kBytes);
       const __m256i m = _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(INT32_MAX));
@@ -261,31 +270,25 @@ void AddChunk(const Piece& piece, uint32_t first, uint32_t n, Cell* head, Accumu
 template <class F>
 void AddFloats(const Piece& piece, Accumulator* acc) {
   const bool cells = piece.row != nullptr || piece.heads != nullptr;
-  uint32_t head = piece.head;
-  uint32_t left = piece.heads ? piece.head_left : ~0u;
+  HeadCursor cursor(piece);
   for (uint32_t done = 0; done < piece.n_groups;) {
     const uint32_t group = piece.group + done;
     uint32_t n = kBlockGroups - (group & 0xff);
     if (n > piece.n_groups - done) n = piece.n_groups - done;
-    if (n > left) n = left;
+    if (n > cursor.left) n = cursor.left;
     if (acc->matrix && piece.sketch && acc->matrix_block != group >> 8) {
       if (acc->matrix_depth == kFlushDepth) Flush(acc);
       acc->matrix_block = group >> 8;
       ++acc->matrix_depth;
       acc->matrix_layout = kLayoutSlots;
     }
-    Cell* cell = piece.heads ? piece.heads + head : nullptr;
     if (cells) {
-      AddChunk<F, true>(piece, done, n, cell, acc);
+      AddChunk<F, true>(piece, done, n, cursor.Current(), acc);
     } else {
-      AddChunk<F, false>(piece, done, n, cell, acc);
+      AddChunk<F, false>(piece, done, n, nullptr, acc);
     }
     done += n;
-    left -= n;
-    if (left == 0) {
-      left = piece.head_groups;
-      head = head + 1 == piece.n_heads ? 0 : head + 1;
-    }
+    cursor.Advance(n);
   }
 }
 
@@ -297,6 +300,10 @@ void Add(const Piece& piece, Accumulator* acc) {
       return AddFloats<BF16>(piece, acc);
     case DType::kF16:
       return AddFloats<F16>(piece, acc);
+    case DType::kF8E4M3FN:
+      return AddFloats<F8E4M3FN>(piece, acc);
+    case DType::kF8E5M2:
+      return AddFloats<F8E5M2>(piece, acc);
     default:
       return kPortableKernel.add(piece, acc);
   }

@@ -24,8 +24,6 @@
 namespace assay {
 namespace {
 
-constexpr uint32_t kFlushDepth = 128;  // additions to one entry of the matrix before it is emptied
-
 ASSAY_INLINE __m512 SwapHalves(__m512 x) { return _mm512_shuffle_f32x4(x, x, 0x4e); }
 
 void FlushMatrix(Accumulator* acc) {
@@ -143,16 +141,11 @@ void FlushRunning(Accumulator* acc) {
   acc->sum += _mm512_reduce_add_pd(running.sum);
   acc->sum_sq += _mm512_reduce_add_pd(running.sum_sq);
   acc->digest += Fold64(running.digest);
-  const uint32_t nearest = L::FoldMinUnsigned(running.extremes.near);
-  const uint32_t top = L::FoldMaxSigned(running.extremes.high);
+  // Where nothing was taken, the extremes are as they were at first.
   const uint32_t bottom = L::FoldMaxUnsigned(running.extremes.wide);
-  const bool any_positive = static_cast<int32_t>(top) >= 0;
-  const bool any_negative = (bottom & F::kSign) != 0;
-  if (any_positive || any_negative) {
-    // All of one sign: the value nearest to zero is the other extreme. + 0.0 turns -0 into +0.
-    const double high = DecodeForKernel(any_positive ? top : F::kSign | nearest, F::kType) + 0.0;
-    const double low = DecodeForKernel(any_negative ? bottom : nearest, F::kType) + 0.0;
-    acc->Between(low, high);
+  const uint32_t top = L::FoldMaxSigned(running.extremes.high);
+  if (static_cast<int32_t>(top) >= 0 || (bottom & F::kSign) != 0) {
+    TakePatterns(top, bottom, L::FoldMinUnsigned(running.extremes.near), F::kType, acc);
   }
   acc->kernel_dtype = DType::kInvalid;
 }
@@ -164,7 +157,7 @@ void AddChunks(const Piece& piece, Accumulator* acc) {
   Running<F>* running = RunningOf<F>(acc);
   Extremes<F> extremes;  // of the chunk at hand
   Sums sums;
-  HeadCursor cursor{piece.heads, piece.n_heads, piece.head_groups, piece.head, piece.heads ? piece.head_left : ~0u};
+  HeadCursor cursor(piece);
   for (uint32_t done = 0; done < piece.n_groups;) {
     const uint32_t group = piece.group + done;
     const uint32_t p = group % kBlockGroups;

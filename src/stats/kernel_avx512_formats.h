@@ -10,8 +10,6 @@
 namespace assay {
 namespace {
 
-#define ASSAY_INLINE [[gnu::always_inline]] static inline
-
 // Lanes of 32, 16 and 8 bits under one set of names. Fold* reduce to one number.
 struct Lanes32 {
   static constexpr uint32_t kCount = 16;

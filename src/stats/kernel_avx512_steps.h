@@ -132,23 +132,6 @@ struct Sums {
 // Where the sketch goes: nowhere, to the matrix, or straight into 64 buckets (cheaper for a small segment).
 enum class Sketching { kNone, kMatrix, kDirect };
 
-// Where head cells go: `left` more groups to heads[head], then per_head to each of the next. No heads: left is beyond
-// any piece.
-struct HeadCursor {
-  Cell* heads;
-  uint32_t n_heads;
-  uint32_t per_head;
-  uint32_t head;
-  uint32_t left;
-
-  ASSAY_KERNEL_INLINE Cell* Current() const { return heads ? heads + head : nullptr; }
-  ASSAY_KERNEL_INLINE void Next() {
-    if (left != 0) return;
-    left = per_head;
-    head = head + 1 == n_heads ? 0 : head + 1;
-  }
-};
-
 // Positions [p, end) of a chunk; data is position p's. Position q is slot q & 255 of the chunk's block q / 256, turned
 // by its rotation; group `group` + q; in the row, group row_group + q.
 struct Stretch {
@@ -499,13 +482,12 @@ ASSAY_INLINE bool Steps(const Stretch& s, HeadCursor* cursor, Extremes<F>* extre
       const uint32_t end = kCells && block_end - p > cursor->left ? p + cursor->left : block_end;
       run(p, end, rotation, data);
       data += (end - p) * kGroupBytes;
-      cursor->left -= end - p;
-      p = end;
-      if (cursor->left == 0 || p == s.end || p % (kRunBlocks * kBlockGroups) == 0) {
+      if (cursor->left == end - p || end == s.end || end % (kRunBlocks * kBlockGroups) == 0) {
         end_run(begin, data);
         begin = data;
-        cursor->Next();
       }
+      cursor->Advance(end - p);
+      p = end;
     }
   }
   *extremes_out = extremes;

@@ -4,6 +4,7 @@
 
 #include "stats/kernel.h"
 #include "tensor/decode.h"
+#include "tensor/dispatch.h"
 
 namespace assay {
 namespace {
@@ -121,7 +122,7 @@ inline void AddGroup(const Piece& piece, uint32_t offset, const uint32_t* words,
   const uint32_t minus = kSketchTable.minus[slot] ^ (g >> 31 ? 0xffu : 0u);
   for (int j = lane; j < lane + n; ++j) {
     const uint64_t bits = LoadBits(words, j, kType);
-    const double value = DecodeBits(bits, kType);
+    const double value = DecodeElement<kType>(bits);
     const Kind kind = Classify<kType>(bits, value);
     if (kind >= Kind::kNan) {
       ++(kind == Kind::kNan ? acc->nan : kind == Kind::kPosInf ? acc->pos_inf : acc->neg_inf);
@@ -159,15 +160,109 @@ void AddTotals(const Totals& totals, bool sketch, Cell* row, Cell* head, Accumul
   if (head) AddToCell(totals, sketch, head);
 }
 
-template <DType kType, bool kCells>
-void AddGroupsAs(const Piece& piece, uint32_t first, uint32_t n, Totals* out, Accumulator* acc) {
-  Totals totals;
-  for (uint32_t q = first; q < first + n; ++q) {
-    uint32_t words[kDigestWords] = {};
-    std::memcpy(words, piece.data + uint64_t{q} * kGroupBytes<kType>, kGroupBytes<kType>);
-    AddGroup<kType, kCells>(piece, q, words, 0, kLanes, piece.column + uint64_t{q} * kLanes, &totals, acc);
+// Smallest normal magnitude; 0 where there are no subnormal numbers.
+template <DType kType>
+constexpr double kSmallestNormal = MantissaBits(kType) < 0
+                                       ? 0
+                                       : DecodeBits(uint64_t{1} << (MantissaBits(kType) < 0 ? 0 : MantissaBits(kType)),
+                                                    kType);
+
+// Sums and extremes of whole groups of finite elements, lane by lane, so that a compiler can keep them in vectors.
+struct Lanes {
+  double sum[kLanes] = {};
+  double sum_sq[kLanes] = {};
+  double min[kLanes];
+  double max[kLanes];
+  uint64_t zero[kLanes] = {};
+  uint64_t small[kLanes] = {};  // zero or subnormal
+
+  Lanes() {
+    for (int j = 0; j < kLanes; ++j) min[j] = __builtin_inf(), max[j] = -__builtin_inf();
   }
-  *out = totals;
+  double LargestMagnitude() const {
+    double largest = -1;
+    for (int j = 0; j < kLanes; ++j) {
+      if (max[j] > largest) largest = max[j];
+      if (-min[j] > largest) largest = -min[j];
+    }
+    return largest;
+  }
+};
+
+// Groups of one block; at most kBlockGroups. What is not finite goes through AddGroup, with its group.
+template <DType kType, bool kCells>
+void AddBlock(const Piece& piece, uint32_t first, uint32_t n, Totals* totals, Accumulator* acc) {
+  constexpr int kWords = kGroupBytes<kType> <= 4 ? 2 : kGroupBytes<kType> / 4;
+  const uint32_t rotation = SlotRotation(piece.group + first, piece.salt);
+  Lanes lanes;
+  uint64_t count = 0;
+  for (uint32_t q = first; q < first + n; ++q) {
+    const uint8_t* data = piece.data + uint64_t{q} * kGroupBytes<kType>;
+    uint32_t words[kDigestWords] = {};
+    std::memcpy(words, data, kGroupBytes<kType>);
+    double values[kLanes];
+    for (int j = 0; j < kLanes; ++j) values[j] = DecodeElement<kType>(LoadBits(data, j, kType));
+    double nothing = 0;  // NaN if any of them is not finite
+    for (int j = 0; j < kLanes; ++j) nothing += values[j] - values[j];
+    if (nothing != 0) {
+      AddGroup<kType, kCells>(piece, q, words, 0, kLanes, piece.column + uint64_t{q} * kLanes, totals, acc);
+      continue;
+    }
+    count += kLanes;
+    for (int j = 0; j < kLanes; ++j) {
+      const double x = values[j] + 0.0;  // -0 becomes +0
+      const double magnitude = __builtin_fabs(x);
+      lanes.sum[j] += x;
+      lanes.sum_sq[j] += x * x;
+      lanes.min[j] = x < lanes.min[j] ? x : lanes.min[j];
+      lanes.max[j] = x > lanes.max[j] ? x : lanes.max[j];
+      lanes.zero[j] += magnitude == 0;
+      lanes.small[j] += magnitude < kSmallestNormal<kType>;
+    }
+    if (!piece.sketch) continue;
+    constexpr uint32_t kAllWords = (1u << kWords) - 1;
+    const uint32_t g = GroupHash(piece.group + q, piece.salt.group);
+    totals->digest += DigestOf(words, kWords, kAllWords, g);
+    if (kCells) {
+      totals->row_digest += DigestOf(words, kWords, kAllWords, GroupHash(piece.row_group + q, piece.row_salt));
+    }
+    const uint32_t slot = ((piece.group + q) & 0xff) ^ rotation;
+    const uint32_t minus = kSketchTable.minus[slot] ^ (g >> 31 ? 0xffu : 0u);
+    for (int j = 0; j < kLanes; ++j) {
+      const uint32_t bucket = kSketchTable.bucket[slot][j];
+      const double term = WithSign(values[j], minus >> j & 1);
+      acc->sketch[bucket] += term;
+      if (kCells) totals->residues[bucket & 15] += term;
+    }
+  }
+  if (count == 0) return;
+  acc->count += count;
+  for (int j = 0; j < kLanes; ++j) {
+    totals->sum += lanes.sum[j];
+    totals->sum_sq += lanes.sum_sq[j];
+    acc->Between(lanes.min[j], lanes.max[j]);
+    acc->zero += lanes.zero[j];
+    if (MantissaBits(kType) >= 0) acc->subnormal += lanes.small[j] - lanes.zero[j];
+  }
+  // The place of the largest one is looked for only if it may be news.
+  const double largest = lanes.LargestMagnitude();
+  if (largest < acc->abs_max) return;
+  for (uint64_t e = uint64_t{first} * kLanes; e < (uint64_t{first} + n) * kLanes; ++e) {
+    const double x = DecodeElement<kType>(LoadBits(piece.data, static_cast<int64_t>(e), kType));
+    if (__builtin_fabs(x) != largest) continue;
+    acc->Largest(largest, piece.index.At(piece.column + e));
+    return;
+  }
+}
+
+template <DType kType, bool kCells>
+void AddGroupsAs(const Piece& piece, uint32_t first, uint32_t n, Totals* totals, Accumulator* acc) {
+  for (const uint32_t end = first + n; first < end;) {
+    const uint32_t room = kBlockGroups - (piece.group + first) % kBlockGroups;
+    const uint32_t part = end - first < room ? end - first : room;
+    AddBlock<kType, kCells>(piece, first, part, totals, acc);
+    first += part;
+  }
 }
 
 template <DType kType>
@@ -231,46 +326,22 @@ constexpr Functions FunctionsOf() {
 }
 
 Functions Select(DType dtype) {
-  switch (dtype) {
-#define ASSAY_CASE(type) \
-  case DType::type:      \
-    return FunctionsOf<DType::type>();
-    ASSAY_CASE(kF64)
-    ASSAY_CASE(kF32)
-    ASSAY_CASE(kF16)
-    ASSAY_CASE(kBF16)
-    ASSAY_CASE(kF8E4M3FN)
-    ASSAY_CASE(kF8E5M2)
-    ASSAY_CASE(kF8E4M3FNUZ)
-    ASSAY_CASE(kF8E5M2FNUZ)
-    ASSAY_CASE(kF8E8M0)
-    ASSAY_CASE(kF4E2M1)
-    ASSAY_CASE(kI64)
-    ASSAY_CASE(kI32)
-    ASSAY_CASE(kI16)
-    ASSAY_CASE(kI8)
-    ASSAY_CASE(kU64)
-    ASSAY_CASE(kU32)
-    ASSAY_CASE(kU16)
-    ASSAY_CASE(kU8)
-    ASSAY_CASE(kBool)
-#undef ASSAY_CASE
-    case DType::kInvalid:
-      break;
-  }
-  return {};
+  return WithDType(dtype, []<DType kType>() {
+    if constexpr (kType == DType::kInvalid) {
+      return Functions{};
+    } else {
+      return FunctionsOf<kType>();
+    }
+  });
 }
 
 void AddPortable(const Piece& piece, Accumulator* acc) {
-  uint32_t done = 0;
-  uint32_t head = piece.head;
-  uint32_t left = piece.heads ? piece.head_left : piece.n_groups;
-  while (done < piece.n_groups) {
-    const uint32_t n = left < piece.n_groups - done ? left : piece.n_groups - done;
-    AddGroupsPortable(piece, done, n, piece.row, piece.heads ? piece.heads + head : nullptr, acc);
+  HeadCursor cursor(piece);
+  for (uint32_t done = 0; done < piece.n_groups;) {
+    const uint32_t n = cursor.left < piece.n_groups - done ? cursor.left : piece.n_groups - done;
+    AddGroupsPortable(piece, done, n, piece.row, cursor.Current(), acc);
     done += n;
-    head = head + 1 == piece.n_heads ? 0 : head + 1;
-    left = piece.head_groups;
+    cursor.Advance(n);
   }
 }
 
@@ -279,6 +350,16 @@ void FlushNothing(Accumulator*) {}
 }  // namespace
 
 double DecodeForKernel(uint64_t bits, DType dtype) { return DecodeBits(bits, dtype); }
+
+void TakePatterns(uint32_t top, uint32_t bottom, uint32_t nearest, DType dtype, Accumulator* acc) {
+  const uint32_t sign = 1u << (BitsOf(dtype) - 1);
+  const bool any_positive = (top & sign) == 0;
+  const bool any_negative = (bottom & sign) != 0;
+  // All of one sign: the value nearest to zero is the other extreme. + 0.0 turns -0 into +0.
+  const double high = DecodeBits(any_positive ? top : sign | nearest, dtype) + 0.0;
+  const double low = DecodeBits(any_negative ? bottom : nearest, dtype) + 0.0;
+  acc->Between(low, high);
+}
 
 void AddGroupsPortable(const Piece& piece, uint32_t first, uint32_t n, Cell* row, Cell* head, Accumulator* acc) {
   Select(piece.dtype).groups(piece, first, n, row, head, acc);

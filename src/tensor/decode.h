@@ -7,6 +7,7 @@
 // The inline functions are the kernels' building blocks; DecodeTo is what everybody else needs.
 #pragma once
 
+#include <array>
 #include <bit>
 #include <cstdint>
 #include <cstring>
@@ -49,17 +50,16 @@ constexpr double DecodeSmallFloat(uint32_t bits, const SmallFloat& f) {
   const uint32_t magnitude = bits & (sign_bit - 1);
   const bool negative = (bits & sign_bit) != 0;
   if (f.negative_zero_is_nan && negative && magnitude == 0) return kDecodedNaN;
-  double value = 0;
+  // The fields, moved to where a double has them, and the bias made its own: right but for subnormal numbers, which
+  // have no leading 1 and twice the unit. (No subnormal double occurs: hosts may have them flushed.)
+  const uint64_t fields = uint64_t{magnitude} << (52 - f.mantissa_bits);
+  double value = std::bit_cast<double>(fields + (static_cast<uint64_t>(1023 - f.bias) << 52));
+  if (magnitude >> f.mantissa_bits == 0) value = (value - PowerOfTwo(-f.bias)) * 2;
   if (magnitude >= f.first_nonfinite) {
     value = f.has_infinity && magnitude == f.first_nonfinite ? kDecodedInf : kDecodedNaN;
-  } else {
-    const uint32_t mantissa = magnitude & ((1u << f.mantissa_bits) - 1);
-    const int exponent = static_cast<int>(magnitude >> f.mantissa_bits);
-    const uint32_t significand = exponent == 0 ? mantissa : mantissa + (1u << f.mantissa_bits);
-    const int scale = (exponent == 0 ? 1 : exponent) - f.bias - f.mantissa_bits;
-    value = static_cast<double>(significand) * PowerOfTwo(scale);
   }
-  return negative ? -value : value;
+  // No branch: signs are random.
+  return std::bit_cast<double>(std::bit_cast<uint64_t>(value) | uint64_t{negative} << 63);
 }
 
 // One element from its bits (low bits of `bits`; higher ones are ignored). kInvalid gives NaN.
@@ -107,6 +107,24 @@ constexpr double DecodeBits(uint64_t bits, DType dtype) {
       break;
   }
   return kDecodedNaN;
+}
+
+// All values of a type of 8 bits or fewer.
+template <DType kType>
+inline constexpr std::array<double, 256> kByteValues = [] {
+  std::array<double, 256> values{};
+  for (uint32_t b = 0; b < 256; ++b) values[b] = DecodeBits(b, kType);
+  return values;
+}();
+
+// DecodeBits of a type known at compile time: one load for small floats. bits: below 256 for types of 8 bits or fewer.
+template <DType kType>
+constexpr double DecodeElement(uint64_t bits) {
+  if constexpr (BitsOf(kType) > 0 && BitsOf(kType) <= 8 && kType != DType::kI8 && kType != DType::kU8) {
+    return kByteValues<kType>[bits];
+  } else {
+    return DecodeBits(bits, kType);
+  }
 }
 
 // Bits of element `index` (elements, not bytes, from data; may be negative). Reads that element's bytes only, at any
