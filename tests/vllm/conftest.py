@@ -127,7 +127,8 @@ def compiled_on(bench, compiled_off):
 @pytest.fixture(scope="session")
 def chunked(bench):
     """MLA off, prompts in chunks of 64 tokens, prefix cache, in the default mode."""
-    engine = {"max_num_batched_tokens": 64, "max_num_seqs": 16, "enable_prefix_caching": True, "enable_chunked_prefill": True}
+    engine = {"max_num_batched_tokens": 64, "max_num_seqs": 16, "block_size": 32}
+    engine |= {"enable_prefix_caching": True, "enable_chunked_prefill": True}
     options = {"prompts": 8, "long": True, "engine": engine}
     return bench.run("chunked", options, "--profile", "all", env={"VLLM_MLA_DISABLE": "1"})
 

