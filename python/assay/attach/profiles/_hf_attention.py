@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..._prepared import Rows
 from . import _hf_views as views
 from ._hf_rows import Forward
 
@@ -45,13 +44,6 @@ class Attention:
         layer.site("attn.kv_write", "Cache.update", axes=None if self.mla else "T H d")
         if self.mla:
             layer.site("attn.k_pe", "Cache.update")
-            layer.site("attn.kv_b_proj.weight", "self_attn.kv_b_proj.weight", axes="o c")
-
-    def weights(self, attention: Any) -> None:
-        """Weights that stand in the site table, once a run. A quantised layer has none of this shape."""
-        weight = getattr(getattr(attention, "kv_b_proj", None), "weight", None)
-        if weight is not None and weight.ndim == 2 and weight.is_floating_point():
-            self.layer.put("attn.kv_b_proj.weight", weight.detach(), Rows([], phase="load"))
 
     def cache_rows(self, forward: Forward, key: Any, value: Any, keys: Any, values: Any) -> None:
         """key, value [B, H, T, .]: what goes into the cache; keys, values [B, H, S, .]: the cache behind it. MLA keeps

@@ -43,6 +43,19 @@ ABSENT_IN_MLA = {
     "attn.latent_out": "transformers attends over expanded keys and values",
 }
 
+# Weights that the reference records too, once a run: what norms, the router and MLA's expansion work with.
+LAYER_WEIGHTS = (
+    ("input_layernorm.weight", "d"),
+    ("post_attention_layernorm.weight", "d"),
+    ("self_attn.q_a_layernorm.weight", "d"),
+    ("self_attn.kv_a_layernorm.weight", "d"),
+    ("self_attn.q_norm.weight", "d"),
+    ("self_attn.k_norm.weight", "d"),
+    ("mlp.gate.weight", "E h"),
+    ("mlp.gate.e_score_correction_bias", "d"),
+    ("self_attn.kv_b_proj.weight", "o c"),
+)
+
 After = Callable[[Forward, Any, Any], None]
 Before = Callable[[Forward, Any], None]
 
@@ -139,6 +152,21 @@ class Decoder:
             self.session.absent(f"layers.*.{name}", why)
         self.session.modules(model, list(self._after), then=self._left, label="module: outputs")
         self.session.modules(model, list(self._before), before=self._entered, label="module: inputs")
+
+    def weights(self, model: Any) -> None:
+        """Records weights under the phase "load". A quantised layer, whose weight is no such matrix, has none."""
+        rows = Rows([], phase="load")
+        if getattr(model.norm, "weight", None) is not None:
+            self.put(self.site("norm.weight", engine_name="norm.weight", axes="d"), model.norm.weight.detach(), rows)
+        for index, layer in enumerate(model.layers):
+            for path, axes in LAYER_WEIGHTS:
+                weight = layer
+                for part in path.split("."):
+                    weight = getattr(weight, part, None)
+                if weight is None or weight.ndim != len(axes.split()) or not weight.is_floating_point():
+                    continue
+                name = f"layers.{index}.{path.replace('self_attn.', 'attn.')}"
+                self.put(self.site(name, engine_name=f"layers.{index}.{path}", axes=axes), weight.detach(), rows)
 
     def observe_head(self, whole: Any) -> None:
         """whole: the model whose decoder this is, with an lm_head."""

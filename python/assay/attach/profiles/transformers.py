@@ -103,8 +103,8 @@ class _Profile:
         whole = reference() if reference is not None else None
         if getattr(whole, "lm_head", None) is not None:
             decoder.observe_head(whole)
+        decoder.weights(model)
         for index, layer in enumerate(model.layers):
-            decoder.layers[index].weights(layer.self_attn)
             if hasattr(getattr(layer, "mlp", None), "shared_expert_gate"):
                 self._observe_gate(layer.mlp, index)
         return decoder
