@@ -54,6 +54,7 @@ class Explainer {
     if (cause_.cls == fault_class::kUnknown) ExplainRepeatedRows();
     if (cause_.cls == fault_class::kUnknown) ExplainMissingReduction();
     if (cause_.cls == fault_class::kUnknown) ExplainScale();
+    if (cause_.cls == fault_class::kUnknown) ExplainSum();
     if (cause_.cls == fault_class::kUnknown) ExplainAddedInput();
     return std::move(cause_);
   }
@@ -344,6 +345,62 @@ class Explainer {
     if (std::fabs(c - kLog2e) < 1e-3) cause_.constant += " (log2 e: logarithm of base 2 on side B)";
     if (std::fabs(c - 1 / kLog2e) < 1e-3) cause_.constant += " (ln 2: logarithm of base 2 on side A)";
     cause_.evidence.push_back("one factor explains all rows but " + Printf("%.1e", rest) + " of their norm");
+  }
+
+  // One side's sum is not what its own inputs add up to, by c times one of them. Within one side rounding alone is in
+  // the way, so this holds between precisions too, where the two sides' inputs differ by far more.
+  void ExplainSum() {
+    if (op_ != SiteOp::kAdd || !graph_.nodes[site_].direct) return;
+    const std::vector<GraphEdge>& edges = graph_.nodes[site_].edges;
+    for (int side : {kB, kA}) {
+      std::vector<std::vector<RowValue>> inputs(edges.size(), std::vector<RowValue>(rows_.size()));
+      std::vector<size_t> parts(rows_.size(), 0);
+      for (size_t e = 0; e < edges.size(); ++e) ReadInput(edges[e].site, side, &inputs[e], &parts);
+      double gap_sq = 0, value_sq = 0;
+      std::vector<double> with(edges.size(), 0), own(edges.size(), 0);
+      for (size_t i = 0; i < rows_.size(); ++i) {
+        if (parts[i] != edges.size()) continue;
+        double gap[kRowSketchSize];
+        for (int k = 0; k < kRowSketchSize; ++k) {
+          gap[k] = rows_[i].value[side].sketch[k];
+          for (const std::vector<RowValue>& input : inputs) gap[k] -= input[i].sketch[k];
+        }
+        gap_sq += Dot(gap, gap);
+        value_sq += Dot(rows_[i].value[side].sketch, rows_[i].value[side].sketch);
+        for (size_t e = 0; e < edges.size(); ++e) {
+          with[e] += Dot(gap, inputs[e][i].sketch);
+          own[e] += Dot(inputs[e][i].sketch, inputs[e][i].sketch);
+        }
+      }
+      if (!(gap_sq > kFitResidual * kFitResidual * value_sq)) continue;  // this side adds up
+      const double allowed = std::min(residual_ * std::sqrt(value_sq / gap_sq), kLargestResidual);
+      for (size_t e = 0; e < edges.size(); ++e) {
+        if (!(own[e] > 0)) continue;
+        const double c = with[e] / own[e];
+        const double rest = std::sqrt(std::max(0.0, gap_sq - c * with[e]) / gap_sq);
+        if (rest > allowed) continue;
+        const std::string& input = index_.sites[edges[e].site].name;
+        cause_.cls = fault_class::kReduce;
+        cause_.constant = std::string(side == kB ? "B = A + " : "A = B + ") + Printf("%.3f", c) + " x " + input;
+        cause_.evidence.push_back(std::string("in ") + kSideName[side] + " its own inputs add up to it but for " +
+                                  Printf("%.3f", c) + " x " + input + ", and " + Printf("%.1e", rest) + " of that");
+        return;
+      }
+    }
+  }
+
+  // The rows of an input that belong to the wrong rows; parts counts the inputs that each row has.
+  void ReadInput(uint32_t site, int side, std::vector<RowValue>* values, std::vector<size_t>* parts) const {
+    std::unordered_map<uint64_t, size_t> at;
+    for (size_t i = 0; i < rows_.size(); ++i) at.emplace(Key(rows_[i].request, rows_[i].position), i);
+    ForEachRequest(site, side, -1, [&](uint32_t request, const SideRows& read) {
+      for (const RowValue& value : read.rows) {
+        const auto it = at.find(Key(request, value.position));
+        if (it == at.end()) continue;
+        (*values)[it->second] = value;
+        ++(*parts)[it->second];
+      }
+    });
   }
 
   // B = A + c * input, at operations that add.

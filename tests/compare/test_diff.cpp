@@ -285,6 +285,31 @@ TEST_F(DiffTest, DroppedResidualIsFoundEvenWhenItsInputsDiffer) {
   EXPECT_EQ(r.findings[1].name, "layers.1.out");
 }
 
+// Between f32 and bf16 the inputs of two right sums differ by far more than one side's own sum may be off.
+TEST_F(DiffTest, InputAddedTwiceIsNamedBetweenPrecisions) {
+  for (const bool wrong_in_f32 : {false, true}) {
+    ToyOptions a, b;
+    std::map<std::pair<int, int64_t>, Matrix> down;  // by request and position of row 0
+    ToyOptions& wrong = wrong_in_f32 ? a : b;
+    wrong.fault = [&](const std::string& name, int request, int64_t first, Matrix* m) {
+      if (name == "layers.1.mlp.down") down[{request, first}] = *m;
+      if (name != "layers.1.out") return;
+      const Matrix& again = down.at({request, first});
+      for (size_t i = 0; i < m->v.size(); ++i) m->v[i] += again.v[i];
+    };
+    b.bf16 = true;
+    b.forced = a.forced = {1, 2, 3, 4};
+    const DiffResult r = Compare(a, b);
+    ASSERT_EQ(r.verdict, Verdict::kFault) << Describe(r);
+    EXPECT_EQ(r.findings[0].name, "layers.1.out") << Describe(r);
+    EXPECT_EQ(r.findings[0].cls, "REDUCE") << Describe(r);
+    const std::string& constant = r.findings[0].constant;
+    EXPECT_EQ(constant.substr(0, 8), wrong_in_f32 ? "A = B + " : "B = A + ");
+    EXPECT_NEAR(std::stod(constant.substr(8)), 1.0, 0.01) << constant;
+    EXPECT_NE(constant.find("x layers.1.mlp.down"), std::string::npos) << constant;
+  }
+}
+
 TEST_F(DiffTest, LaterRowsOfADifferingTokenAreSetAside) {
   ToyOptions a, b;
   a.prompts.resize(1);
