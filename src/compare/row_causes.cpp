@@ -177,8 +177,9 @@ class Explainer {
           });
         }
         if (from == side) DropCommonRepeats(side, &seen, &found);
+        if (from == side && ExplainUnrotated(side, seen)) return;
         if (found * 2 < rows_.size() || found == 0) continue;
-        if (!ExplainUnrotated(side, from, seen, found)) DescribeRepeats(side, from, seen, found);
+        DescribeRepeats(side, from, seen, found);
         return;
       }
     }
@@ -228,28 +229,32 @@ class Explainer {
     return kNoSite;
   }
 
-  // Equal rows at positions whose operands are equal too: a rotation by position makes them differ.
-  bool ExplainUnrotated(int side, int from, const std::vector<Seen>& seen, size_t found) {
-    if (op_ != SiteOp::kRope || from != side) return false;
+  // Equal rows at positions whose operands are equal too: a rotation by position makes them differ, as it does on the
+  // other side. Two such rows tell; most tokens come once.
+  bool ExplainUnrotated(int side, const std::vector<Seen>& seen) {
+    if (op_ != SiteOp::kRope) return false;
     const uint32_t input = RotatedFrom();
     if (input == kNoSite) return false;
     std::unordered_map<uint64_t, uint64_t> digest_at;
     ForEachRequest(input, side, -1, [&](uint32_t request, const SideRows& values) {
       for (const RowValue& value : values.rows) digest_at[Key(request, value.position)] = value.digest;
     });
-    size_t equal = 0;
+    size_t equal = 0, others = 0;
     std::string example;
     for (size_t i = 0; i < rows_.size(); ++i) {
-      if (seen[i].step == -2 || seen[i].site != site_) continue;
+      if (seen[i].step == -2) continue;
+      ++others;
+      if (seen[i].site != site_) continue;
       const auto own = digest_at.find(Key(rows_[i].request, rows_[i].position));
       const auto other = digest_at.find(Key(seen[i].request, seen[i].position));
       if (own == digest_at.end() || other == digest_at.end() || own->second != other->second) continue;
+      --others;
       if (equal++ == 0) {
         example = "position " + std::to_string(rows_[i].position) + " equals position " +
                   std::to_string(seen[i].position) + (seen[i].request == rows_[i].request ? "" : " of another request");
       }
     }
-    if (equal * 2 < found || equal == 0) return false;
+    if (equal < 2 || others > equal) return false;
     cause_.cls = fault_class::kRopePos;
     cause_.evidence.push_back(std::to_string(equal) + " of " + std::to_string(rows_.size()) + " rows of " +
                               kSideName[side] + " equal rows at other positions, as their operands in " +
