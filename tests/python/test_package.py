@@ -98,3 +98,47 @@ def test_one_wheel_for_every_python(wheel, tmp_path):
     assert done.stdout.startswith("1 " + str(tmp_path / "env"))
     program = subprocess.run([tmp_path / "env/bin/assay", "--version"], env=environment, capture_output=True, text=True)
     assert program.stdout == f"assay {assay.version()}\n"
+
+
+def test_the_wheel_attaches_by_the_environment_alone_and_goes_without_a_trace(wheel, tmp_path):
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    python = tmp_path / "venv/bin/python"
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", wheel], check=True)
+    (tmp_path / "lib.py").write_text("def f(x):\n    k = x\n    return k\n")
+    (tmp_path / "main.py").write_text("import sys, lib\nprint(lib.f(1), 'assay' in sys.modules, '_assay_site' in sys.modules)\n")
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("ASSAY", "PYTHON"))}
+    off = subprocess.run([python, "main.py"], cwd=tmp_path, env=clean, capture_output=True, text=True)
+    assert off.stdout == "1 False False\n", off.stderr
+    settings = {"ASSAY": "all", "ASSAY_PROBES": "call:lib.f,call:lib.g", "ASSAY_DIR": "trace"}
+    on = subprocess.run([python, "main.py"], cwd=tmp_path, env={**clean, **settings}, capture_output=True, text=True)
+    assert on.stdout == "1 True True\n", on.stderr
+    notes = {(n.site, n.reason) for p in assay.open(tmp_path / "trace").processes for n in p.coverage}
+    assert {("call:lib.f", "fired"), ("call:lib.g", "not found")} <= notes
+    # `assay run` of the environment finds the package beside itself.
+    run = subprocess.run([tmp_path / "venv/bin/assay", "run", "--dir", "second", "--probes", "call:lib.f", "--", python, "main.py"],
+                         cwd=tmp_path, env=clean, capture_output=True, text=True)
+    assert run.stdout == "1 True True\n" and (tmp_path / "second").is_dir(), run.stderr
+    subprocess.run([python, "-m", "pip", "uninstall", "--quiet", "--yes", "assay"], check=True)
+    left = [p.name for p in (tmp_path / "venv").rglob("*assay*")]
+    assert left == []
+    gone = subprocess.run([python, "main.py"], cwd=tmp_path, env={**clean, **settings}, capture_output=True, text=True)
+    assert gone.stdout == "1 False False\n" and gone.stderr == ""
+
+
+def test_without_the_variable_the_start_of_python_costs_a_look_at_the_environment():
+    """What the .pth file runs at each start of an interpreter, in processor time: at most 1 ms."""
+    import time
+
+    line = (ROOT / "python/assay-attach.pth").read_text()
+    assert line.startswith("import ") and line.count("\n") == 1
+    environment = os.environ.pop("ASSAY", None)
+    try:
+        started = time.process_time()
+        for _ in range(1000):
+            exec(line, {})
+        each = (time.process_time() - started) / 1000
+    finally:
+        if environment is not None:
+            os.environ["ASSAY"] = environment
+    assert each < 1e-3
+    print(f"{each * 1e6:.1f} us")

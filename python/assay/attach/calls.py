@@ -24,7 +24,13 @@ if TYPE_CHECKING:
 
 _BINDING = (FunctionType, MethodDescriptorType, WrapperDescriptorType)  # they take the object as their first argument
 
-inside = threading.local()
+
+
+class _Inside(threading.local):
+    callback = False
+
+
+inside = _Inside()
 """``inside.callback`` is True on a thread that runs a callback."""
 
 
@@ -244,12 +250,12 @@ def _wrapper_of(site: Site) -> Any:
             if site.after_wanted:
                 compiled.observe_result(key, args[0] if args else None, result)
             return result
-        if getattr(inside, "callback", False):
+        if inside.callback:
             return original(*args, **kwargs)
         return site.run(args, kwargs)
 
     async def asynchronous(*args: Any, **kwargs: Any) -> Any:
-        if getattr(inside, "callback", False):
+        if inside.callback:
             return await original(*args, **kwargs)
         return await site.run_async(args, kwargs)
 

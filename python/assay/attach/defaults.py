@@ -69,24 +69,31 @@ class Outputs:
         self._step: PreparedRows | None = None  # for tensors with other rows
 
     def __call__(self, module: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
-        trace = self._session.trace()
-        if trace is None:
-            return
-        if trace is not self._trace:  # the first call, or a forked child
-            self._trace = trace
+        session = self._session
+        if self._trace is not session._trace or session._trace is None:  # the first call, or a forked child
+            self._trace = session.trace()
             self._sites.clear()
-        rows = self._session.rows
-        if rows is not self._given:
-            self._given, self._rows, self._step = rows, None, None
-            if rows is not None:
-                step = -1 if rows.step is None else rows.step
-                self._rows = PreparedRows(rows.runs, step=step, phase=rows.phase)
-                self._step = PreparedRows([], step=step, phase=rows.phase)
+            if self._trace is None:
+                return
+        if session.rows is not self._given:
+            self._take(session.rows)
         if hasattr(result, "data_ptr"):
-            self._record(trace, name, result)
+            site = self._sites.get(name)
+            rows = self._rows
+            if site is None or rows is not None:
+                self._record(self._trace, name, result)
+            else:
+                site.record(result, None)
             return
         for full, tensor in tensors_of(name, result):
-            self._record(trace, full, tensor)
+            self._record(self._trace, full, tensor)
+
+    def _take(self, rows: Rows | None) -> None:
+        self._given, self._rows, self._step = rows, None, None
+        if rows is not None:
+            step = -1 if rows.step is None else rows.step
+            self._rows = PreparedRows(rows.runs, step=step, phase=rows.phase)
+            self._step = PreparedRows([], step=step, phase=rows.phase)
 
     def _record(self, trace: Trace, name: str, tensor: Any) -> None:
         site = self._sites.get(name)

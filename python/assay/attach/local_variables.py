@@ -327,7 +327,7 @@ class _Observed:
         def probe(which: int, value: Any, first: Any) -> None:
             if compiled.is_compiling():
                 compiled.observe_value(key, str(which), first, value)
-            elif not getattr(inside, "callback", False):
+            elif not inside.callback:
                 observed.fire(which, value, first)
 
         observed = self

@@ -109,14 +109,23 @@ def _wrap_forward(kind: Any) -> None:
             if self._assay_after:
                 compiled.observe_result("module", self, result)
             return result
-        if getattr(inside, "callback", False):
+        local = inside
+        if local.callback:
             return original(self, *args, **kwargs)
         watched = _watched[number]
         if watched.befores:
             watched.enter(self, args, kwargs)
         result = original(self, *args, **kwargs)
-        if watched.thens:
-            watched.leave(self, args, kwargs, result)
+        # leave() once more, without the call: this runs for every module of a step.
+        local.callback = True
+        try:
+            for probe, then in watched.thens:
+                probe.fired += 1
+                then(self, watched.name, args, kwargs, result)
+        except Exception as problem:
+            watched.session.failed(watched.name, problem)
+        finally:
+            local.callback = False
         return result
 
     functools.update_wrapper(forward, original)

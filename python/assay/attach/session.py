@@ -164,7 +164,7 @@ class Session:
             return False
         if not trace.armed:
             return True
-        calling = getattr(calls.inside, "callback", False)
+        calling = calls.inside.callback
         calls.inside.callback = True
         try:
             rows = rows if rows is not None else self.rows
