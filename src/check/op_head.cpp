@@ -1,6 +1,7 @@
 // Ends of the model: embedding rows, log-probabilities, the chosen token.
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 
 #include "check/op_checks.h"
 #include "check/op_explain.h"
@@ -83,7 +84,8 @@ void JudgeToken(Subject& s) {
   }
   if (off == 0 && outside == 0) return s.report().Right(s.info().id);
   // Sampled tokens need not be the largest: only what no sampler may return counts.
-  const bool greedy_said = s.Number("temperature", s.Number("sampling.temperature", -1)) == 0;
+  const std::optional<std::string> of_run = s.capture().ProcessText(s.info(), "temperature");
+  const bool greedy_said = s.Number("temperature", of_run ? std::strtod(of_run->c_str(), nullptr) : -1) == 0;
   if (outside > 0 || (greedy_said && off > 0)) {
     ReportRule(s.capture(), s.report(), s.info(),
                {fault_class::kKernel, std::to_string(off + outside) + " tokens are not the largest logit of their row"},
