@@ -1,6 +1,8 @@
 // Linear layers: projections, MLP, experts' router and the head, on plain or quantised operands, whole or on one rank.
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <utility>
 
 #include "check/op_checks.h"
 #include "check/op_dequant.h"
@@ -64,6 +66,25 @@ struct Layer {
   bool quantised_input = false, quantised_weight = false;
 };
 
+// Engines make logits for the rows that they sample from alone: those rows of the input, by request and position.
+Status TakeRowsOfResult(const Subject& s, Layer* layer) {
+  const std::vector<RowId>&want = s.tensor()->rows, &have = layer->input.tensor->rows;
+  if (want.empty() || want.size() >= have.size() || layer->x.rows() != static_cast<int64_t>(have.size()))
+    return Status();
+  std::map<std::pair<uint64_t, int64_t>, int64_t> row_of;
+  for (size_t r = 0; r < have.size(); ++r) {
+    if (have[r].real()) row_of[{have[r].request, have[r].position}] = static_cast<int64_t>(r);
+  }
+  std::vector<int64_t> rows;
+  for (const RowId& id : want) {
+    const auto at = row_of.find({id.request, id.position});
+    if (!id.known || at == row_of.end()) return Status::BadInput(layer->input.name);
+    rows.push_back(at->second);
+  }
+  ASSAY_ASSIGN_OR_RETURN(layer->x, oracle::TakeRows(layer->x, rows));
+  return Status();
+}
+
 // kBadInput with the name of what was not recorded.
 Result<Layer> Gather(const Subject& s, const LinearSite& site) {
   Layer layer;
@@ -83,6 +104,7 @@ Result<Layer> Gather(const Subject& s, const LinearSite& site) {
     layer.quantised_input = true;
   }
   if (layer.x.rank() > 2) layer.x.shape = {layer.x.shape[0], layer.x.size() / std::max<int64_t>(layer.x.shape[0], 1)};
+  if (const Status taken = TakeRowsOfResult(s, &layer); !taken.ok()) return taken;
 
   layer.weight = s.Sibling(site.weight) + ".weight";
   TensorPtr w = s.Weight(layer.weight);
