@@ -212,6 +212,9 @@ void RemoveTrace(const std::string& dir, const std::string& file, bool alone) {
   std::filesystem::remove(file, ignored);
   if (!alone) return;
   std::filesystem::remove(dir + "/manifest.json", ignored);
+  for (const auto& entry : std::filesystem::directory_iterator(dir, ignored)) {  // of the recorder, which is still open
+    if (entry.path().extension() == ".control") std::filesystem::remove(entry.path(), ignored);
+  }
   std::filesystem::remove_all(dir + "/payloads", ignored);
   std::filesystem::remove(dir, ignored);
 }
