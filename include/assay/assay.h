@@ -73,8 +73,7 @@ typedef struct assay_error {
   char message[1024]; /* what happened, where, what to do next; cut to fit, always ends with NUL */
 } assay_error;
 
-/* ---- Numbers of the trace format, never reused --------------------------------------------------------------------
- */
+/* ---- Numbers of the trace format, never reused ------------------------------------------------------------------ */
 
 #define ASSAY_DTYPE_F64 1
 #define ASSAY_DTYPE_F32 2
@@ -108,8 +107,7 @@ typedef struct assay_error {
 #define ASSAY_FLAG_BEFORE_INPLACE 1u /* the value was taken before a later in-place write */
 #define ASSAY_FLAG_IN_GRAPH 2u       /* recorded from inside a captured graph */
 
-/* ---- Structs ------------------------------------------------------------------------------------------------------
- */
+/* ---- Structs ---------------------------------------------------------------------------------------------------- */
 
 /* A process's recording. Its first word is the armed flag, an int32_t that assay_armed reads; all else is hidden. */
 typedef struct assay_trace assay_trace;
@@ -185,9 +183,9 @@ typedef struct assay_event {
   const assay_row_run* runs;
   uint64_t n_runs;
   const uint64_t* row_requests; /* n_rows keys; NULL: 0 for all */
-  const int64_t*
-      row_positions; /* n_rows positions; -1: a padding row. NULL: 0, 1, 2 ... in each stretch of a request */
-  uint64_t n_rows;   /* of the two arrays: the extent of the row axis */
+  /* n_rows positions; -1: a padding row. NULL: 0, 1, 2 ... in each stretch of one request */
+  const int64_t* row_positions;
+  uint64_t n_rows; /* of the two arrays: the extent of the row axis */
   /* Tensor parallelism: where this rank's columns lie in the whole. */
   int32_t shard_index;
   int32_t shard_count;      /* 0 or 1: not sharded */
@@ -256,8 +254,7 @@ static inline assay_drop_counts assay_drop_counts_init(void) {
   return counts;
 }
 
-/* ---- Functions ----------------------------------------------------------------------------------------------------
- */
+/* ---- Functions -------------------------------------------------------------------------------------------------- */
 
 /* "0.1.0", of the library. Static. */
 ASSAY_API const char* assay_version(void);

@@ -66,11 +66,25 @@ Status Open(const assay_options* given, assay_trace** trace) {
   ProcessInfo process = DescribeThisProcess();
   if (options.rank >= 0) process.rank = options.rank;
   if (options.world_size > 0) process.world_size = options.world_size;
-  if (options.command != nullptr) process.command.assign(options.command, options.command + options.n_command);
+  if (options.command != nullptr) {
+    process.command.clear();
+    for (uint64_t i = 0; i < options.n_command; ++i) {
+      if (options.command[i] == nullptr) {
+        return Status::Usage("assay_options.command[" + std::to_string(i) + "] is NULL");
+      }
+      process.command.emplace_back(options.command[i]);
+    }
+  }
   process.meta.emplace_back("assay", ASSAY_VERSION);
   for (auto& [name, value] : FormatSettings(settings)) process.meta.emplace_back(name, value);
   if (options.n_meta != 0 && options.meta == nullptr) return Status::Usage("assay_options.meta is NULL");
-  for (uint64_t i = 0; i < options.n_meta; ++i) process.meta.emplace_back(options.meta[i].key, options.meta[i].value);
+  for (uint64_t i = 0; i < options.n_meta; ++i) {
+    const assay_pair& pair = options.meta[i];
+    if (pair.key == nullptr || pair.value == nullptr) {
+      return Status::Usage("assay_options.meta[" + std::to_string(i) + "] has a NULL key or value");
+    }
+    process.meta.emplace_back(pair.key, pair.value);
+  }
   ASSAY_ASSIGN_OR_RETURN(std::unique_ptr<Recorder> opened, Recorder::Open(settings, process));
   *trace = static_cast<assay_trace*>(opened.release()->control());
   return {};

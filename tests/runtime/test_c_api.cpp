@@ -294,5 +294,28 @@ TEST_F(CApi, SettingsTextTellsItsSizeAndFits) {
   EXPECT_EQ(std::strlen(text.c_str()) + 1, size);
 }
 
+TEST_F(CApi, NullStringsInTheOptionsAreUsageErrors) {
+  const std::string dir = "ASSAY_DIR=" + folder_ + "/trace";
+  const char* settings[] = {"ASSAY=all", dir.c_str()};
+  assay_options options = assay_options_init();
+  options.settings = settings;
+  options.n_settings = 2;
+  const char* command[] = {"host", nullptr};
+  options.command = command;
+  options.n_command = 2;
+  EXPECT_EQ(assay_open(&options, &trace_, &error_), ASSAY_ERROR_USAGE);
+  EXPECT_STREQ(error_.message, "assay_options.command[1] is NULL");
+  options.n_command = 1;
+  const assay_pair meta[] = {{"engine", "x"}, {"version", nullptr}};
+  options.meta = meta;
+  options.n_meta = 2;
+  EXPECT_EQ(assay_open(&options, &trace_, &error_), ASSAY_ERROR_USAGE);
+  EXPECT_STREQ(error_.message, "assay_options.meta[1] has a NULL key or value");
+  EXPECT_FALSE(fs::exists(folder_ + "/trace"));
+  options.n_meta = 1;
+  EXPECT_EQ(assay_open(&options, &trace_, &error_), ASSAY_OK) << error_.message;
+  EXPECT_EQ(CloseAndRead()->processes()[0].info.command, std::vector<std::string>{"host"});
+}
+
 }  // namespace
 }  // namespace assay
