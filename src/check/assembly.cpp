@@ -253,6 +253,7 @@ CheckResult Assembly::Result() {
   c.processes = trace.processes().size();
   c.payloads = capture_.payload_count();
   for (const Damage& d : trace.damages()) c.damages += d.benign ? 0 : 1;
+  c.damages += trace.payload_damages().size();
   for (const TraceProcess& p : trace.processes()) c.dropped += p.dropped;
   c.checks_run = checks_.size();
   for (const CheckReport& r : reports_) {

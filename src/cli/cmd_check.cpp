@@ -8,6 +8,7 @@
 #include "cli/commands.h"
 #include "cli/exit_codes.h"
 #include "report/check_report.h"
+#include "report/text_table.h"
 
 namespace assay::cli {
 namespace {
@@ -32,10 +33,18 @@ int RunCheck(const Options& options) {
   if ((*capture)->event_count() == 0) {
     return Fail("check", Status::BadInput(options.trace + " has no events: nothing can be checked"));
   }
-  const std::string text =
-      options.json ? WriteJson(CheckJson(*result, options.trace)) + "\n" : CheckText(*result, options.trace);
+  const std::string text = options.json ? WriteJson(CheckJson(*result, options.trace)) + "\n"
+                                        : Printable(CheckText(*result, options.trace), true);
   std::fputs(text.c_str(), stdout);
-  return result->findings.empty() ? kExitOk : kExitDifference;
+  for (const std::vector<Damage>& damages : {(*capture)->trace().damages(), (*capture)->trace().payload_damages()}) {
+    for (const Damage& d : damages) {
+      if (d.benign) continue;
+      std::fprintf(stderr, "assay check: damaged: %s at byte %llu: %s\n", d.file.c_str(),
+                   static_cast<unsigned long long>(d.offset), d.what.c_str());
+    }
+  }
+  if (!result->findings.empty()) return kExitDifference;
+  return result->coverage.damages > 0 ? kExitBadInput : kExitOk;
 }
 
 }  // namespace

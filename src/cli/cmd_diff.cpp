@@ -7,6 +7,7 @@
 #include "cli/exit_codes.h"
 #include "compare/diff.h"
 #include "report/diff_report.h"
+#include "report/text_table.h"
 #include "trace/reader.h"
 
 namespace assay::cli {
@@ -26,7 +27,7 @@ int RunDiff(const Options& options) {
   auto result = Diff(**a, **b, options.diff);
   if (!result.ok()) return Fail("diff", result.status());
   const std::string text = options.json ? WriteJson(DiffJson(*result, options.a, options.b)) + "\n"
-                                        : DiffText(*result, options.a, options.b, options.all);
+                                        : Printable(DiffText(*result, options.a, options.b, options.all), true);
   std::fputs(text.c_str(), stdout);
   switch (result->verdict) {
     case Verdict::kSame:

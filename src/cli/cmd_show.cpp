@@ -12,6 +12,7 @@
 #include "compare/bounds.h"
 #include "probe/settings.h"
 #include "report/show_report.h"
+#include "report/text_table.h"
 
 namespace assay::cli {
 namespace {
@@ -60,8 +61,8 @@ int RunShow(Options options) {
     if (!found) options.show.requests.push_back(key);
   }
   const ShowModel model = MakeShowModel(**trace, options.show);
-  const std::string text =
-      options.json ? WriteJson(ShowJson(**trace, model)) + "\n" : ShowText(**trace, model, options.show.wide);
+  const std::string text = options.json ? WriteJson(ShowJson(**trace, model)) + "\n"
+                                        : Printable(ShowText(**trace, model, options.show.wide), true);
   std::fputs(text.c_str(), stdout);
   if (model.matching == 0 && model.total > 0) {
     return Fail("show", Status::Usage("none of the " + std::to_string(model.total) + " events of " + options.path +
@@ -70,6 +71,7 @@ int RunShow(Options options) {
   for (const Damage& damage : (*trace)->damages()) {
     if (!damage.benign) return kExitBadInput;
   }
+  if (!model.payload_damages.empty()) return kExitBadInput;
   return kExitOk;
 }
 
@@ -90,7 +92,8 @@ void AddShowCommand(CLI::App& app, int* exit_code) {
   command->footer(
       "Statistics are those of the rows shown; rows read REQUEST:FIRST-LAST (positions). L2 is the Euclidean norm.\n"
       "At the end: sites that were asked for and not seen, dropped events, damaged records.\n"
-      "Exit: 0, 2 when no event passes the filters, or 3 when records were damaged (a torn tail is normal).\n\n"
+      "Exit: 0, 2 when no event passes the filters, or 3 when records or the\n"
+      "payloads of events shown were damaged (a torn tail is normal).\n\n"
       "Examples:\n"
       "  assay show run.trace --site 'layers.0.attn.*' --step 0\n"
       "  assay show run.trace --rank 3 --json");

@@ -170,6 +170,7 @@ Result<DiffResult> Diff(const Trace& a, const Trace& b, const DiffOptions& optio
   result.coverage = std::move(judgement.coverage);
   CountSites(index, &result.coverage);
   NoteOtherModels(a, b, &result.coverage);
+  for (const Trace* trace : {&a, &b}) result.coverage.damaged |= !trace->payload_damages().empty();
   NoteLosses(a, "A", &result.coverage);
   NoteLosses(b, "B", &result.coverage);
   result.coverage.notes.insert(result.coverage.notes.end(), notes.begin(), notes.end());

@@ -50,6 +50,16 @@ Json MetaJson(const Metadata& meta) {
   return out;
 }
 
+Json DamageJson(const Damage& damage) {
+  Json d;
+  d["file"] = damage.file;
+  d["offset"] = damage.offset;
+  d["size_bytes"] = damage.size_bytes;
+  d["what"] = damage.what;
+  d["benign"] = damage.benign;
+  return d;
+}
+
 Json EventJson(const ShownEvent& shown) {
   const Event& e = shown.event;
   const Stats& s = shown.stats;
@@ -211,8 +221,10 @@ ShowModel MakeShowModel(const Trace& trace, const ShowOptions& options) {
       kept.push_back(std::move(segment));
     }
     shown.event.segments = std::move(kept);
+    if (!shown.event.payload.sha256.empty()) (void)trace.payload(shown.event.payload);  // kept as damage when it fails
     model.events.push_back(std::move(shown));
   }
+  model.payload_damages = trace.payload_damages();
   return model;
 }
 
@@ -261,14 +273,8 @@ Json ShowJson(const Trace& trace, const ShowModel& model) {
   }
   j["dropped"] = dropped;
   j["damages"] = Json::array();
-  for (const Damage& damage : trace.damages()) {
-    Json d;
-    d["file"] = damage.file;
-    d["offset"] = damage.offset;
-    d["size_bytes"] = damage.size_bytes;
-    d["what"] = damage.what;
-    d["benign"] = damage.benign;
-    j["damages"].push_back(std::move(d));
+  for (const auto* damages : {&trace.damages(), &model.payload_damages}) {
+    for (const Damage& damage : *damages) j["damages"].push_back(DamageJson(damage));
   }
   j["steps"] = Json::array();
   for (const ShownEvent& shown : model.events) {
@@ -314,6 +320,7 @@ std::string ShowText(const Trace& trace, const ShowModel& model, bool wide) {
     losses += "  " + damage.file + " at byte " + std::to_string(damage.offset) + ": " + damage.what + ", " +
               std::to_string(damage.size_bytes) + " bytes skipped" + (damage.benign ? " (normal)" : "") + "\n";
   }
+  for (const Damage& damage : model.payload_damages) losses += "  " + damage.file + ": " + damage.what + "\n";
   if (!losses.empty()) out += "\nnot recorded, lost or damaged\n" + losses;
   return out;
 }

@@ -33,6 +33,7 @@ struct ShowModel {
   std::vector<ShownEvent> events;  // ascending step, then order of recording
   uint64_t matching = 0;           // events that matched; more than events.size() when limited
   uint64_t total = 0;
+  std::vector<Damage> payload_damages;  // of the events shown, whose payloads are read and checked
 };
 
 ShowModel MakeShowModel(const Trace& trace, const ShowOptions& options);

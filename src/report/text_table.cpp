@@ -14,6 +14,11 @@ size_t WidthOf(const std::string& text) {
 
 }  // namespace
 
+void TextTable::Add(std::vector<std::string> cells) {
+  for (std::string& cell : cells) cell = Printable(cell, false);
+  rows_.push_back(std::move(cells));
+}
+
 std::string TextTable::Text(int indent) const {
   std::vector<size_t> widths;
   for (const auto& [title, align] : columns_) widths.push_back(WidthOf(title));
@@ -36,6 +41,23 @@ std::string TextTable::Text(int indent) const {
   line([&](size_t c) -> const std::string& { return columns_[c].first; });
   for (const auto& row : rows_) {
     line([&](size_t c) -> const std::string& { return c < row.size() ? row[c] : kEmpty; });
+  }
+  return out;
+}
+
+std::string Printable(std::string_view text, bool newlines) {
+  std::string out;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if ((byte >= 0x20 && byte != 0x7f) || (newlines && c == '\n')) {
+      out += c;
+    } else if (c == '\n' || c == '\t') {
+      out += c == '\n' ? "\\n" : "\\t";
+    } else {
+      char escape[8];
+      std::snprintf(escape, sizeof escape, "\\x%02x", byte);
+      out += escape;
+    }
   }
   return out;
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -13,7 +14,7 @@ class TextTable {
   enum class Align { kLeft, kRight };
   explicit TextTable(std::vector<std::pair<std::string, Align>> columns) : columns_(std::move(columns)) {}
 
-  void Add(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+  void Add(std::vector<std::string> cells);
   bool empty() const { return rows_.empty(); }
   // Header, then one line a row; no trailing spaces. indent: spaces before each line.
   std::string Text(int indent = 0) const;
@@ -22,6 +23,10 @@ class TextTable {
   std::vector<std::pair<std::string, Align>> columns_;
   std::vector<std::vector<std::string>> rows_;
 };
+
+// Control characters as \n, \t or \x1b: names come from hosts and may hold anything, terminals obey it. newlines: those
+// stay, for text of several lines.
+std::string Printable(std::string_view text, bool newlines);
 
 // Numbers as the tables show them: "1.23e-05", "0", "NaN".
 std::string ShortNumber(double value);

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -246,6 +247,10 @@ Status AppendFile::Close() {
   }
   ready_end_.store(keep, std::memory_order_relaxed);
   if (::ftruncate(fd_.get(), static_cast<off_t>(tail)) != 0) return ErrnoStatus(path(), "cannot trim", errno);
+  struct stat info;
+  if (::fstat(fd_.get(), &info) == 0 && info.st_nlink == 0) {
+    return Status::Environment(path() + ": was deleted while it was written; what was recorded is lost");
+  }
   return {};
 }
 

@@ -61,7 +61,8 @@ class AppendFile {
 
   Status Flush();  // msync
   // Refuses further reservations, waits up to a second for records in flight, gives the unused tail back and marks the
-  // file closed. With records still in flight after that, the tail stays reserved.
+  // file closed. With records still in flight after that, the tail stays reserved. kEnvironment when the file has been
+  // deleted meanwhile: writing to it went well, and nothing of it is left.
   Status Close();
 
  private:

@@ -60,6 +60,14 @@ struct Trace::Impl {
   std::vector<std::string> site_names;
   mutable std::mutex payload_mutex;
   mutable std::map<std::string, MappedFile> payloads;  // verified ones, by hash
+  mutable std::map<std::string, Damage> bad_payloads;  // by hash; under payload_mutex
+
+  // Keeps the error as damage of the payload and passes it on.
+  Status BadPayload(const std::string& name, const std::string& file, uint64_t size_bytes, std::string what) const {
+    Status status = Status::BadInput(file + ": " + what);
+    bad_payloads.try_emplace(name, Damage{file, 0, size_bytes, std::move(what), false});
+    return status;
+  }
 
   // Joins the indexed files: order, damages, processes, global site numbers.
   Status Join() {
@@ -194,18 +202,29 @@ Result<std::span<const std::byte>> Trace::payload(const PayloadRef& ref) const {
   const std::lock_guard<std::mutex> lock(impl_->payload_mutex);
   auto found = impl_->payloads.find(name);
   if (found == impl_->payloads.end()) {
-    ASSAY_ASSIGN_OR_RETURN(MappedFile mapping, MappedFile::Open(file_path));
-    if (Sha256::Of(mapping.bytes().data(), mapping.bytes().size()) != wanted) {
-      return Status::BadInput(file_path + ": content does not match its SHA-256; the payload is damaged");
+    Result<MappedFile> mapping = MappedFile::Open(file_path);
+    if (!mapping.ok()) {
+      return impl_->BadPayload(name, file_path, ref.size_bytes, "the payload cannot be read or is missing");
     }
-    found = impl_->payloads.emplace(name, std::move(mapping)).first;
+    if (Sha256::Of(mapping->bytes().data(), mapping->bytes().size()) != wanted) {
+      return impl_->BadPayload(name, file_path, ref.size_bytes,
+                               "content does not match its SHA-256; the payload is damaged");
+    }
+    found = impl_->payloads.emplace(name, std::move(mapping).value()).first;
   }
   const std::span<const std::byte> bytes = found->second.bytes();
   if (bytes.size() != ref.size_bytes) {
-    return Status::BadInput(file_path + ": " + std::to_string(bytes.size()) + " bytes, the event says " +
-                            std::to_string(ref.size_bytes));
+    return impl_->BadPayload(name, file_path, ref.size_bytes,
+                             std::to_string(bytes.size()) + " bytes, the event says " + std::to_string(ref.size_bytes));
   }
   return bytes;
+}
+
+std::vector<Damage> Trace::payload_damages() const {
+  const std::lock_guard<std::mutex> lock(impl_->payload_mutex);
+  std::vector<Damage> out;
+  for (const auto& [name, damage] : impl_->bad_payloads) out.push_back(damage);
+  return out;
 }
 
 }  // namespace assay

@@ -112,6 +112,8 @@ class Trace {
   // Bytes of a payload, mapped; they live as long as the Trace. Thread-safe. Checked against its size and (once) its
   // SHA-256.
   Result<std::span<const std::byte>> payload(const PayloadRef& ref) const;
+  // Payloads that payload() could not give so far: missing, of another size or content. Each once; offset 0.
+  std::vector<Damage> payload_damages() const;
 
  private:
   Trace();

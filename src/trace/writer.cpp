@@ -373,7 +373,7 @@ Status TraceWriter::Close() {
     if (s->file->forked()) return {};  // the file is the parent's, and this process wrote nothing
     s->closed = true;
     const Status status = s->file->Close();
-    if (!impl_->options.manifest) return status;
+    if (!impl_->options.manifest || status.code() == Code::kEnvironment) return status;
     const Status manifest = RebuildManifest(impl_->dir);
     return status.ok() ? manifest : status;
   });

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -214,6 +215,46 @@ TEST_F(ReferenceCommand, DamagedTraceIsComparedButNeverCalledFine) {
   EXPECT_EQ((*json)["verdict"], "same");
   const std::string place = " at byte " + std::to_string(victim.offset);
   EXPECT_NE((*json)["coverage"]["notes"].dump().find(place), std::string::npos) << (*json)["coverage"]["notes"];
+}
+
+TEST_F(ReferenceCommand, DamagedPayloadIsNamedAndNeverCalledFine) {
+  for (const char* name : {"a", "b"}) {
+    ASSERT_EQ(
+        Reference({"--tokens", "5,6", "--max-tokens", "1", "--level", "payload", "--trace", Folder(name)}).exit_code,
+        0);
+  }
+  EXPECT_EQ(RunAssay({"show", Folder("b")}).exit_code, 0);
+  std::vector<std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(Folder("b") + "/payloads"))
+    files.push_back(entry.path());
+  std::sort(files.begin(), files.end());
+  const auto damage = [](const std::string& how, const std::string& file) {
+    if (how == "missing") {
+      std::filesystem::remove(file);
+    } else if (how == "truncated") {
+      std::filesystem::resize_file(file, 1);
+    } else {
+      Bytes bytes = ReadBytes(file);
+      bytes[bytes.size() / 2] ^= 1;
+      WriteBytes(file, bytes);
+    }
+  };
+  for (const std::string how : {"flipped", "truncated", "missing"}) {
+    const std::string file = files[how.size() % files.size()], kept = Folder("kept");
+    std::filesystem::copy_file(file, kept);
+    damage(how, file);
+    const std::string hash = std::filesystem::path(file).filename();
+    const Output diff = RunAssay({"diff", Folder("a"), Folder("b")}), show = RunAssay({"show", Folder("b")}),
+                 check = RunAssay({"check", Folder("b")});
+    EXPECT_EQ(diff.exit_code, 3) << how;
+    EXPECT_NE(diff.out.find(hash), std::string::npos) << how;
+    EXPECT_EQ(show.exit_code, 3) << how;
+    EXPECT_NE(show.out.find(hash), std::string::npos) << how;
+    EXPECT_EQ(check.exit_code, 3) << how << check.out;
+    EXPECT_NE(check.err.find(hash), std::string::npos) << how << check.err;
+    std::filesystem::remove(file);
+    std::filesystem::rename(kept, file);
+  }
 }
 
 TEST_F(ReferenceCommand, ChoicesBehindAFaultAreNoNearTies) {

@@ -48,5 +48,12 @@ TEST(RangesText, LongListsAreCut) {
 
 TEST(HexKey, SixteenDigits) { EXPECT_EQ(HexKey(0xabc), "0000000000000abc"); }
 
+TEST(TextTable, ControlCharactersOfNamesDoNotReachTheTerminal) {
+  TextTable table({{"site", TextTable::Align::kLeft}, {"n", TextTable::Align::kRight}});
+  table.Add({"a\nb\t\x1b[31m\x7f\xc3\xbc", "1"});
+  EXPECT_EQ(table.Text(), "site                 n\na\\nb\\t\\x1b[31m\\x7f\xc3\xbc  1\n");
+  EXPECT_EQ(Printable("x\ny\x1b", true), "x\ny\\x1b");
+}
+
 }  // namespace
 }  // namespace assay
