@@ -6,10 +6,11 @@ JOBS.json is a list of jobs; each runs in a forked child, so that all of them sh
 recorded process. A job:
   env       variables to set first ({"ASSAY_DIR": ...})
   model     checkpoint folder; model_type: in place of the one in its config.json
-  dtype     "float32" or "bfloat16"; attention: "eager", "sdpa"; cache: cache_implementation of generate()
+  dtype     "float32" or "bfloat16"; attention: "eager", "sdpa"; options: more arguments of generate()
   prompts   lists of token ids, one batch, padded on the left; batches: several such lists, one generate() after another
-  tokens    to generate; loop: "generate" (default), "forward" (model called by hand with a cache), "uncached"
-  fault     {"kind": "stale" | "pairing" | "shared-twice", "layer": N}, put into transformers' code before the model runs
+  tokens    to generate; loop: "generate" (default), "forward" (model called by hand with a cache), "uncached", "once"
+            (one forward over prompts padded on the right), "compiled" (the same through torch.compile)
+  fault     {"kind": "stale" | "pairing" | "shared-twice", "layer": N}, put into transformers' code before it runs
   result    file for {"tokens": [[...]], "logits": sha256 of all logits in order}
 The faults are what the tests must see named, and are defined here alone.
 """
@@ -28,8 +29,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 PAD = 0
 
 
-def padded(prompts):
+def padded(prompts, right=False):
     width = max(len(p) for p in prompts)
+    if right:
+        mask = torch.tensor([[1] * len(p) + [0] * (width - len(p)) for p in prompts])
+        return torch.tensor([p + [PAD] * (width - len(p)) for p in prompts]), mask
     ids = torch.tensor([[PAD] * (width - len(p)) + p for p in prompts])
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
     return ids, mask
@@ -103,7 +107,6 @@ def load(job):
 
 
 def generate(model, job, ids, mask):
-    more = {"cache_implementation": job["cache"]} if "cache" in job else {}
     out = model.generate(
         ids,
         attention_mask=mask,
@@ -113,7 +116,7 @@ def generate(model, job, ids, mask):
         eos_token_id=None,
         return_dict_in_generate=True,
         output_logits=True,
-        **more,
+        **job.get("options", {}),
     )
     return out.sequences[:, ids.shape[1] :], list(out.logits)
 
@@ -125,11 +128,12 @@ def by_hand(model, job, ids, mask, cached):
     for _ in range(job["tokens"]):
         given = ids[:, -1:] if cached and cache is not None else ids
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -given.shape[1] :]
+        more = {}
         name = "cache" if "cache" in type(model.model).forward.__code__.co_varnames else "past_key_values"
-        out = model(
-            input_ids=given, attention_mask=mask, position_ids=positions, use_cache=cached, **({name: cache} if cached else {})
-        )
-        cache = getattr(out, "cache", None) or getattr(out, "past_key_values", None)
+        if cached:
+            more[name] = cache
+        out = model(input_ids=given, attention_mask=mask, position_ids=positions, use_cache=cached, **more)
+        cache = getattr(out, name, None) if cached else None
         logits.append(out.logits[:, -1])
         new.append(out.logits[:, -1].argmax(-1, keepdim=True))
         ids = torch.cat((ids, new[-1]), dim=1)
@@ -144,9 +148,14 @@ def run(job):
         plant(model, **job["fault"])
     digest, tokens = hashlib.sha256(), []
     for prompts in job.get("batches") or [job["prompts"]]:
-        ids, mask = padded(prompts)
         loop = job.get("loop", "generate")
-        if loop == "generate":
+        ids, mask = padded(prompts, right=loop in ("once", "compiled"))
+        if loop in ("once", "compiled"):
+            called = torch.compile(model, backend="eager") if loop == "compiled" else model
+            with torch.no_grad():
+                logits = [called(ids, attention_mask=mask, use_cache=False).logits]
+            new = logits[0].argmax(-1)
+        elif loop == "generate":
             new, logits = generate(model, job, ids, mask)
         else:
             new, logits = by_hand(model, job, ids, mask, loop == "forward")

@@ -37,6 +37,7 @@ class Attention:
             and hasattr(sys.modules[self.kind.__module__], "apply_rotary_pos_emb_interleave")
             and getattr(layer.decoder.config, "rope_interleave", True)
         )
+        self._order: Any = None  # channels of a head in the checkpoint's order
         self._cached: Forward | None = None  # the forward whose k_pe was seen on its way into the cache
         source = "self_attn, attention function"
         for name in ("q_nope", "q_pe", "q", "k_nope", "k", "v", "out") if self.mla else ("q", "k", "v", "out"):
@@ -73,26 +74,34 @@ class Attention:
         key = views.new_columns(key, forward.past, forward.length)
         value = views.new_columns(value, forward.past, forward.length)
         if self.mla:
-            q_nope, q_pe = query[..., : self.nope], self._paired(query[..., self.nope :])
-            put("attn.q_nope", q_nope, rows)
-            put("attn.q_pe", q_pe, rows)
-            query = torch.cat((q_nope, q_pe), dim=-1) if self.apart else query
+            query = self._paired_behind(query)
+            put("attn.q_nope", query[..., : self.nope], rows)
+            put("attn.q_pe", query[..., self.nope :], rows)
         put("attn.q", query, rows)
         if key is None or value is None:
             return
         key = views.head_rows(key)
         if self.mla:
-            k_nope, k_pe = key[..., : self.nope], self._paired(key[..., self.nope :])
+            key = self._paired_behind(key)
             if self._cached is not forward:
-                put("attn.k_pe", k_pe[:, :1], rows)
-            put("attn.k_nope", k_nope, rows)
-            key = torch.cat((k_nope, k_pe), dim=-1) if self.apart else key
+                put("attn.k_pe", key[:, :1, self.nope :], rows)
+            put("attn.k_nope", key[..., : self.nope], rows)
         put("attn.k", key, rows)
         put("attn.v", views.head_rows(value), rows)
 
     def output(self, forward: Forward, output: Any) -> None:
         """output [B, T, H, dv]."""
         self.layer.put("attn.out", output.flatten(0, 1), forward.rows)
+
+    def _paired_behind(self, tensor: Any) -> Any:
+        """Heads [..., nope + rope] with the rotary part, which stands behind, in the checkpoint's order."""
+        if not self.apart:
+            return tensor
+        if self._order is None or self._order.device != tensor.device:
+            order = torch.arange(tensor.shape[-1], device=tensor.device)
+            order[self.nope :] = views.interleaved(order[self.nope :])
+            self._order = order
+        return tensor.index_select(-1, self._order)
 
     def _paired(self, tensor: Any) -> Any:
         return views.interleaved(tensor) if self.apart else tensor

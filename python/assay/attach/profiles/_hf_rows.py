@@ -49,7 +49,9 @@ class Choice:
 class Forward:
     """One forward of the decoder: what its hooks need to name rows."""
 
-    __slots__ = ("batch", "rows", "choice", "size", "length", "past", "inside", "decoder", "_valid", "_positions", "_tails")
+    __slots__ = (
+        "batch", "choice", "decoder", "inside", "length", "past", "rows", "size", "_positions", "_tails", "_valid"
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -143,9 +145,9 @@ class Requests:
         self._told = threading.local()
 
     def tell_prompts(self, ids: Any, mask: Any, ends: frozenset[int]) -> None:
-        """What the generate() call that this thread is in was given: ids and mask [B, T]. A prompt fed in chunks has its
-        whole prompt's key then, and padding is known where the forwards get 4-D masks. ends: the tokens behind which a
-        slot is given padding alone."""
+        """What the generate() call that this thread is in was given: ids and mask [B, T]. A prompt fed in chunks has
+        its whole prompt's key then, and padding is known where the forwards get 4-D masks. ends: the tokens behind
+        which a slot is given padding alone."""
         self._told.mask = None if mask is None or mask.shape != ids.shape or bool(mask.all()) else mask.bool()
         flags = None if self._told.mask is None else self._told.mask.tolist()
         self._told.prompts, self._told.ends, self._told.batch = real_tokens(ids, flags), ends, None

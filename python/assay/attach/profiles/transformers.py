@@ -38,7 +38,8 @@ class _Profile:
         self.session = session
         self._ordinals: dict[int, int] = {}  # by the key of the prompt: how often it came
         self._decoders: weakref.WeakKeyDictionary[Any, Decoder | None] = weakref.WeakKeyDictionary()
-        self._wholes: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # decoder -> model with the head
+        # The model with the head, by the decoder inside it.
+        self._wholes: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._targets: set[str] = set()  # functions that are wrapped
         self._gated: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # MoE block -> its layer
 
@@ -121,15 +122,17 @@ class _Profile:
     def _enter(self, call: Call) -> None:
         from ._hf_decoder import now
 
+        if call.compiled:
+            now.forward = None
+            self.session.trace()  # opened for this note alone, where nothing else is recorded
+            self.session.absent("layers.*", "the model is compiled: inside the graph nobody can tell whose its rows are")
+            return
         model = call.self
         decoder = self._decoder(model)
         if decoder is None:
             if model not in self._wholes.values():
                 self._own(model)
             now.kept = _arguments(model, call).get("logits_to_keep") or 0
-            return
-        if call.compiled:
-            self.session.absent("layers.*", "the decoder is compiled: whose its rows are cannot be told")
             return
         values = _arguments(model, call)
         ids, embeddings = values.get("input_ids"), values.get("inputs_embeds")
@@ -146,8 +149,9 @@ class _Profile:
             return
         forward.inside = False
         if call.state["cache"] is None:
-            made = getattr(result, "cache", None)
-            made = getattr(result, "past_key_values", None) if made is None else made
+            # The older name warns where there is a newer one.
+            fields = getattr(type(result), "__dataclass_fields__", {})
+            made = getattr(result, "cache" if "cache" in fields else "past_key_values", None)
             forward.decoder.requests.bind(forward.batch, made)
             if made is None:
                 from ._hf_attention import NO_CACHE
