@@ -70,10 +70,11 @@ class Outputs:
 
     def __call__(self, module: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
         session = self._session
-        if self._trace is not session._trace or session._trace is None:  # the first call, or a forked child
-            self._trace = session.trace()
+        trace = self._trace
+        if trace is None or trace is not session._trace:  # the first call, or a forked child
+            trace = self._trace = session.trace()
             self._sites.clear()
-            if self._trace is None:
+            if trace is None:
                 return
         if session.rows is not self._given:
             self._take(session.rows)
@@ -81,12 +82,12 @@ class Outputs:
             site = self._sites.get(name)
             rows = self._rows
             if site is None or rows is not None:
-                self._record(self._trace, name, result)
+                self._record(trace, name, result)
             else:
                 site.record(result, None)
             return
         for full, tensor in tensors_of(name, result):
-            self._record(self._trace, full, tensor)
+            self._record(trace, full, tensor)
 
     def _take(self, rows: Rows | None) -> None:
         self._given, self._rows, self._step = rows, None, None

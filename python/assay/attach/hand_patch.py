@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +86,7 @@ class Lines:
 
     def no_mla(self, call: Call, _result: object) -> None:
         """Says once that there will be no lines: the model's attention is another."""
-        backend = getattr(call.self, "attn_backend", None)
+        backend: Any = getattr(call.self, "attn_backend", None)
         name = backend.get_name() if hasattr(backend, "get_name") else "unknown"
         self._say(f"assay mla: no MLA in this run, attention is {type(call.self).__name__} with backend {name}")
 
@@ -175,7 +175,7 @@ def capturing() -> bool:
     return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
-def is_tensor(value: object) -> bool:
+def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
     import torch
 
     return isinstance(value, torch.Tensor)
@@ -306,8 +306,8 @@ def through_identity(linear: Any) -> torch.Tensor:
     """[out, in]: what the layer makes of the identity. ValueError when that is too much work."""
     import torch
 
-    rows = int(getattr(linear, "input_size_per_partition", None) or linear.in_features)
-    columns = int(getattr(linear, "output_size_per_partition", None) or getattr(linear, "out_features", 1))
+    rows = int(getattr(linear, "input_size_per_partition", 0) or linear.in_features)
+    columns = int(getattr(linear, "output_size_per_partition", 0) or getattr(linear, "out_features", 1))
     if rows * rows * columns > LARGEST_PRODUCT:
         raise ValueError(f"{rows} x {rows} x {columns} multiplications are too many to ask the layer for its weight")
     dtype = getattr(linear, "params_dtype", None) or getattr(linear, "orig_dtype", None) or torch.bfloat16
@@ -331,7 +331,8 @@ def scaled(linear: Any, weight: torch.Tensor) -> torch.Tensor | None:
     scale = next((s for n in ("weight_scale", "weight_scale_inv") if is_tensor(s := getattr(linear, n, None))), None)
     if scale is None:
         return None
-    values, scale = weight.detach().to(torch.float32), scale.detach().to(torch.float32)
+    values: torch.Tensor = weight.detach().to(torch.float32)
+    scale = scale.detach().to(torch.float32)
     sizes = getattr(linear, "output_size_per_partition", None), getattr(linear, "input_size_per_partition", None)
     kept = tuple(weight.shape)  # [in, out] where the kernel wants that
     if kept == sizes[::-1] and (kept != sizes or (weight.stride(0) == 1 and weight.stride(1) != 1)):

@@ -164,13 +164,14 @@ def observe(
 ) -> Modules:
     """Observes the modules under ``root`` whose qualified names match a glob; the root's own name is ""."""
     globs = [patterns] if isinstance(patterns, str) else list(patterns)
-    found = []
+    found: list[str] = []
+    replaced: list[str] = []  # their forward is not their class's
     every = dict(root.named_modules())
     for name, module in every.items():
         if not any(fnmatch.fnmatchcase(name, g) for g in globs):
             continue
         if "forward" in vars(module):
-            probe.detail = f"{name}.forward is replaced on the module itself and is not observed"
+            replaced.append(name)
             continue
         watched = _watch(session, module, name, prefix)
         if then is not None:
@@ -183,9 +184,15 @@ def observe(
     if found:
         if probe.state != "attached":
             probe.state, probe.detail = "attached", compiled.compiled_before()
-    elif probe.state == "waiting":
+    elif probe.state == "waiting" and not replaced:
         near = "".join(nearest(g, every) for g in globs)
         probe.not_found(f"no module of {type(root).__name__} has such a name{near}")
+    if replaced:
+        text = f"not observed, as forward is replaced on the module itself: {', '.join(replaced[:8])}"
+        if not found and probe.state == "waiting":
+            probe.not_found(text)
+        else:
+            probe.detail = text
     return Modules(probe, tuple(found))
 
 
