@@ -64,6 +64,7 @@ class Attention:
         self._wrapped: set[str] = set()
         self.heads: dict[int, tuple[int, int, int]] = {}  # layer without MLA -> (nope, rope, value) head sizes
         self._mla: Any = None  # the MLA layer whose forward_impl is under way
+        self._metadata: Any = None  # what it was given
         self._chunk = 0  # context chunks seen in this call
         session.wrap(f"{MLA}.__init__", after=self._built)
         session.wrap(f"{MLA}.forward_impl", before=self._mla_enters, after=self._mla_leaves)
@@ -119,6 +120,7 @@ class Attention:
 
     def _mla_enters(self, call: Any) -> None:
         layer = self._mla = call.self
+        self._metadata = given(call, 5, "attn_metadata")
         self._chunk = 0
         number = layer_of(layer.layer_name)
         rows = self._session.rows
@@ -133,7 +135,7 @@ class Attention:
         self._record("attn.k_pe", number, k_pe.view(k_pe.shape[0], 1, k_pe.shape[-1]), rows, False)
 
     def _mla_leaves(self, call: Any, result: Any) -> None:
-        layer, self._mla = self._mla, None
+        layer, self._mla, self._metadata = self._mla, None, None
         output = given(call, 6, "output")
         out = output.view(output.shape[0], layer.num_heads, layer.v_head_dim)
         self._record("attn.out", layer_of(layer.layer_name), out, self._session.rows, True)
@@ -207,18 +209,11 @@ class Attention:
         # With context, which is chunk 0 and above, the new tokens are the last chunk.
         out, lse = result[:2]
         rows = self._prefill_rows(out.shape[0])
-        last = self._n_context_chunks()
+        last = len(self._metadata.prefill.chunked_context.chunks)
         own = [f"{r.first_position}:{r.first_position + r.n_rows}" for r in rows.runs] if rows else []
-        keys = {"causal": 1, "keys": ",".join(own)}
+        keys = {"causal": 1, **({"keys": ",".join(own)} if own else {})}
         self._record(f"attn.chunk.{last}.out", number, out[..., : layer.v_head_dim], rows, True, meta=keys)
         self._record(f"attn.chunk.{last}.lse", number, lse.transpose(0, 1), rows, True, meta=keys)
-
-    def _n_context_chunks(self) -> int:
-        from vllm.forward_context import get_forward_context
-
-        metadata = get_forward_context().attn_metadata
-        metadata = metadata[self._mla.layer_name] if isinstance(metadata, dict) else metadata
-        return len(metadata.prefill.chunked_context.chunks)
 
     def _context_leaves(self, call: Any, result: Any) -> None:
         layer = self._mla
@@ -229,20 +224,13 @@ class Attention:
         first = chunk.token_slice.start or 0
         rows = self._session.rows
         if rows is not None:
-            n_prefill = sum(r.n_rows for r in rows.runs) - self._n_decode_rows()
+            n_prefill = sum(r.n_rows for r in rows.runs) - int(self._metadata.num_decode_tokens)
             rows = part_of(rows, rows.n_rows - n_prefill + first, out.shape[0])
         bounds = chunk.starts.tolist(), (chunk.cu_seq_lens[1:] - chunk.cu_seq_lens[:-1]).tolist()
         keys = {"causal": 0, "keys": ",".join(f"{a}:{a + n}" for a, n in zip(*bounds))}
         self._record(f"attn.chunk.{self._chunk}.out", number, out[..., : layer.v_head_dim], rows, True, meta=keys)
         self._record(f"attn.chunk.{self._chunk}.lse", number, lse.transpose(0, 1), rows, True, meta=keys)
         self._chunk += 1
-
-    def _n_decode_rows(self) -> int:
-        from vllm.forward_context import get_forward_context
-
-        metadata = get_forward_context().attn_metadata
-        metadata = metadata[self._mla.layer_name] if isinstance(metadata, dict) else metadata
-        return int(metadata.num_decode_tokens)
 
     # ---- MLA whose prefill works in the latent space, on AMX
 
