@@ -1,5 +1,6 @@
 #include "probe/observe.h"
 
+#include <algorithm>
 #include <string>
 
 #include "probe/site_registry.h"
@@ -7,6 +8,24 @@
 
 namespace assay {
 namespace {
+
+// Elements must lie within what an address can reach from data: strides and offsets that do not are a slip of the
+// host's, and reading by them would end it. That the memory is the host's own cannot be checked. REQUIRES: a view with
+// elements.
+Status CheckReach(const TensorView& view) {
+  constexpr int64_t kMaxBytes = int64_t{1} << 56;  // of the widest address space there is
+  int64_t low = view.offset_elems, high = view.offset_elems;
+  bool overflow = false;
+  for (size_t i = 0; i < view.shape.size(); ++i) {
+    int64_t span = 0;
+    overflow |= __builtin_mul_overflow(view.shape[i] - 1, view.strides[i], &span);
+    int64_t* end = span < 0 ? &low : &high;
+    overflow |= __builtin_add_overflow(*end, span, end);
+  }
+  const int64_t limit = kMaxBytes / std::max(1, BitsOf(view.dtype) / 8);
+  if (!overflow && low >= -limit && high <= limit) return {};
+  return Status::Usage("strides and offset lead beyond any memory; they count elements, not bytes");
+}
 
 // Row and head axis: the observation's own, else by the axes "T" and "H".
 Status ResolveAxes(const Observation& o, const ProbeSite& site, Event* event) {
@@ -93,8 +112,17 @@ Status Observe(const Settings& settings, const Observation& o, PendingEvent* pen
   if (BitsOf(o.view.dtype) == 0) {
     return Status::Usage(site.name + ": unknown dtype " + std::to_string(static_cast<int>(o.view.dtype)));
   }
-  if (const Result<uint64_t> count = CountElements(o.view); !count.ok()) {
-    return Status::Usage(site.name + ": " + count.status().message());
+  const Result<uint64_t> count = CountElements(o.view);
+  if (!count.ok()) return Status::Usage(site.name + ": " + count.status().message());
+  if (*count > 0) {
+    if (const Status reach = CheckReach(o.view); !reach.ok()) return Status::Usage(site.name + ": " + reach.message());
+  }
+  // Rows cost time and memory even where they have no elements, and nothing else bounds their number then.
+  constexpr int64_t kMaxEmptyExtent = int64_t{1} << 24;
+  for (const int64_t extent : o.view.shape) {
+    if (*count == 0 && extent > kMaxEmptyExtent) {
+      return Status::Usage(site.name + ": an extent of " + std::to_string(extent) + " in a tensor without elements");
+    }
   }
   event.dtype = o.view.dtype;
   event.compute_dtype = o.compute_dtype;

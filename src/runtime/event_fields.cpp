@@ -55,8 +55,13 @@ Status ReadRows(const assay_event& event, OwnedObservation* out) {
     return Status::Usage("assay_event has runs and row_requests or row_positions; give one of the two");
   }
   if (by_row) {
-    if (event.n_rows > static_cast<uint64_t>(INT64_MAX)) {
-      return BadField("n_rows", -1, "the extent of the row axis");
+    // Looked at before the arrays are: they are read as far as it says. The row axis may only be known later, by axes.
+    int64_t longest = 0;
+    for (const int64_t extent : out->observation.view.shape) longest = std::max(longest, extent);
+    if (event.row_axis >= 0 && event.row_axis < event.ndim) longest = event.shape[event.row_axis];
+    if (event.n_rows > static_cast<uint64_t>(std::max<int64_t>(longest, 0))) {
+      return Status::Usage("assay_event.n_rows is " + std::to_string(event.n_rows) +
+                           ", expected the extent of the row axis, at most " + std::to_string(longest));
     }
     out->runs = RunsFromRows(event.row_requests, event.row_positions, static_cast<int64_t>(event.n_rows));
   } else {

@@ -205,6 +205,38 @@ TEST(Observe, RowsWithoutARowAxisAreRefusedNotDropped) {
   EXPECT_EQ(f.pending.event.segments[0].request, 7u);
 }
 
+TEST(Observe, StridesBeyondAnyMemoryAreRefusedNotFollowed) {
+  constexpr int64_t kMax = std::numeric_limits<int64_t>::max(), kMin = std::numeric_limits<int64_t>::min();
+  Fixture f("some.tensor");
+  f.shape = {2, 2};
+  for (const std::vector<int64_t>& strides : std::vector<std::vector<int64_t>>{
+           {kMax, kMin}, {kMax / 2, 1}, {kMax / 4, 1}, {1, kMin}, {int64_t{1} << 55, 1}}) {
+    f.strides = strides;
+    f.o.view.shape = f.shape;
+    f.o.view.strides = f.strides;
+    EXPECT_EQ(f.Run().code(), Code::kUsage) << strides[0] << ", " << strides[1];
+  }
+  f.strides = {2, 1};
+  f.o.view.strides = f.strides;
+  for (const int64_t offset : {kMax, kMin}) {
+    f.o.view.offset_elems = offset;
+    EXPECT_EQ(f.Run().code(), Code::kUsage) << offset;
+  }
+  f.o.view.offset_elems = 0;
+  EXPECT_TRUE(f.Run().ok());
+}
+
+TEST(Observe, HugeExtentWithoutElementsIsRefusedNotWalked) {
+  Fixture f("some.tensor");
+  f.shape = {std::numeric_limits<int64_t>::max(), 0};
+  f.strides = {0, 1};
+  f.o.view.shape = f.shape;
+  f.o.view.strides = f.strides;
+  EXPECT_EQ(f.Run().code(), Code::kUsage);
+  f.shape = {5, 0};
+  EXPECT_TRUE(f.Run().ok());
+}
+
 TEST(StderrLine, HasSiteShapeNormAndNonFiniteCounts) {
   Fixture f;
   f.values.assign(48, 0.0f);

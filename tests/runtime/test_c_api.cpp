@@ -317,5 +317,21 @@ TEST_F(CApi, NullStringsInTheOptionsAreUsageErrors) {
   EXPECT_EQ(CloseAndRead()->processes()[0].info.command, std::vector<std::string>{"host"});
 }
 
+TEST_F(CApi, NumberOfRowsIsCheckedBeforeTheRowsAreRead) {
+  ASSERT_EQ(Open(), ASSAY_OK);
+  const uint64_t requests[6] = {1, 1, 1, 1, 1, 1};
+  event_.row_requests = requests;
+  for (const int32_t axis : {-1, 0}) {
+    event_.row_axis = axis;
+    for (const uint64_t n : {uint64_t{7}, uint64_t{1} << 62, ~uint64_t{0}}) {
+      event_.n_rows = n;
+      EXPECT_NE(RecordError().find("expected the extent of the row axis, at most 6"), std::string::npos)
+          << error_.message;
+    }
+  }
+  event_.n_rows = 6;
+  EXPECT_EQ(assay_record(trace_, &event_, &error_), ASSAY_OK) << error_.message;
+}
+
 }  // namespace
 }  // namespace assay
