@@ -42,6 +42,7 @@ class [[nodiscard]] Status {
 template <class T>
 class [[nodiscard]] Result {
  public:
+  // A Result made from a Status must be given an error: it has no value.
   Result(T value) : value_(std::move(value)) {}          // NOLINT: implicit by design
   Result(Status status) : status_(std::move(status)) {}  // NOLINT: implicit by design
 
@@ -62,6 +63,7 @@ class [[nodiscard]] Result {
 
 }  // namespace assay
 
+// Returns the Status of expr from the enclosing function (which returns Status or a Result) unless it is OK.
 #define ASSAY_RETURN_IF_ERROR(expr)                                                        \
   do {                                                                                     \
     if (::assay::Status assay_status_ = (expr); !assay_status_.ok()) return assay_status_; \

@@ -52,19 +52,21 @@ class LruCache {
 };
 
 struct Capture::Index {
+  // One pass over the trace's events; the trace must outlive the index.
   explicit Index(const Trace& trace);
+  // Order of execution: inside a process as recorded, between processes by step and number in the step.
   bool Earlier(const Trace& trace, EventId a, EventId b) const;
   // Events of a site in one step, in order of execution.
   std::span<const EventId> OfStep(const Trace& trace, uint32_t site, int64_t step) const;
 
-  std::vector<SiteName> sites;  // by global site number
-  std::map<std::string, uint32_t, std::less<>> site_of;
-  std::map<std::string, std::vector<uint32_t>> by_stem;
-  std::vector<std::vector<EventId>> events;           // by site, in order of execution
-  mutable std::vector<std::vector<EventId>> by_step;  // the same, sorted by step, made when first asked for
-  std::vector<std::pair<int64_t, uint32_t>> order;    // several processes: step, number in process and step
-  std::map<uint64_t, const RequestInfo*> requests;
-  uint64_t payloads = 0;
+  std::vector<SiteName> sites;                           // by global site number
+  std::map<std::string, uint32_t, std::less<>> site_of;  // canonical name to global site number
+  std::map<std::string, std::vector<uint32_t>> by_stem;  // name without the layer: its sites
+  std::vector<std::vector<EventId>> events;              // by site, in order of execution
+  mutable std::vector<std::vector<EventId>> by_step;     // the same, sorted by step, made when first asked for
+  std::vector<std::pair<int64_t, uint32_t>> order;       // several processes: step, number in process and step
+  std::map<uint64_t, const RequestInfo*> requests;       // by key; the first process that announced it
+  uint64_t payloads = 0;                                 // events that have one
   std::set<int32_t> ranks;
 
   mutable LruCache<std::shared_ptr<const EventInfo>> infos{4096};

@@ -43,6 +43,7 @@ ASSAY_MODEL_CLONES void WeightedSum(const double* p, const double* v, int64_t ld
   WeightedSumLoop(p, v, ldv, n, out, v_dim);
 }
 
+// Online or not, softmax subtracts the largest score first, so that no exponential overflows and the sum is at least 1.
 // Scales, applies softmax to scores[first, last) in place and gives the log-sum-exp; -infinity when the range is empty.
 template <class T>
 T Softmax(T* scores, int64_t first, int64_t last, T scale) {
@@ -111,6 +112,9 @@ void Attend(const QueryView<T>& q, const KvView<T>& kv, const AttentionShape& sh
   }
 }
 
+// out = sum_j w_j out_j, w_j = exp(lse_j - lse), lse = log sum_j exp(lse_j): the rescaling of the online softmax
+// (Milakov and Gimelshein, arXiv 1805.02867), as tiled and split-KV kernels use it (FlashAttention, arXiv 2205.14135,
+// section 3.1). lse_j of an empty part is -infinity and its weight 0; when all are, so is the result.
 template <class T>
 void MergePartials(std::span<const PartialResult<T>* const> parts, int64_t rows, int64_t heads, int64_t v_dim,
                    int64_t last_head_stride, T* out, int64_t out_row, T* lse) {

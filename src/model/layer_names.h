@@ -35,6 +35,16 @@ inline bool HasFusedExperts(const WeightSource& source, int64_t layer) {
   return source.find(LayerPrefix(layer) + "mlp.experts.gate_up_proj") != nullptr;
 }
 
+// Shapes, as a checkpoint has them ([out, in] for matrices): h hidden, f FFN channels, E experts, H heads, K kv heads,
+// d head size, dn / dr / dv MLA head sizes, c latent.
+//   MLP     gate, up [f, h]; down [h, f]
+//   MLA     q_a [q_lora, h] and q_b [H (dn + dr), q_lora], or q [H (dn + dr), h]; kv_a [c + dr, h]; kv_b [H (dn + dv),
+//   c],
+//           for each head W_UK [dn, c], then W_UV [dv, c]; o [h, H dv]
+//   GQA     q [H d, h]; k, v [K d, h]; o [h, H d]; q_norm, k_norm [d], shared by the heads
+//   MoE     router [E, h]; correction bias [E]; experts and the shared expert as MLPs; shared_gate [1, h]
+// All visits stop at the first error, which names the tensor.
+
 // Visitor: Status Visit(const TensorPart&, Matrix<T>*) and Status Visit(const TensorPart&, std::vector<T>*).
 template <class T, class Visitor>
 Status VisitMlp(const std::string& prefix, int64_t f, int64_t h, MlpWeights<T>* mlp, Visitor& v) {
@@ -55,6 +65,7 @@ Status VisitFusedMlp(const std::string& gate_up, const std::string& down, std::v
   return v.Visit(TensorPart{down, down_shape, index * h * f, h, f}, &mlp->down);
 }
 
+// One routed expert, from its own tensors or (fused) from block `expert` of the layer's.
 template <class T, class Visitor>
 Status VisitExpert(const ModelConfig& c, int64_t layer, bool fused, int64_t expert, MlpWeights<T>* mlp, Visitor& v) {
   const std::string prefix = LayerPrefix(layer) + "mlp.experts.";
@@ -65,6 +76,7 @@ Status VisitExpert(const ModelConfig& c, int64_t layer, bool fused, int64_t expe
   return VisitMlp(prefix + std::to_string(expert) + ".", f, h, mlp, v);
 }
 
+// prefix: with "self_attn." at its end. Biases and norms only where the config has them.
 template <class T, class Visitor>
 Status VisitAttention(const ModelConfig& c, const std::string& prefix, LayerWeights<T>* w, Visitor& v) {
   const int64_t h = c.hidden_size, heads = c.n_heads;
@@ -129,6 +141,7 @@ Status VisitMoe(const ModelConfig& c, int64_t layer, bool fused, bool with_exper
                               : Status();
 }
 
+// Everything of one layer. with_experts false leaves the routed experts out, for callers that load them one by one.
 template <class T, class Visitor>
 Status VisitLayer(const ModelConfig& c, int64_t layer, bool fused, bool with_experts, LayerWeights<T>* w, Visitor& v) {
   const std::string prefix = LayerPrefix(layer);

@@ -35,6 +35,9 @@ std::vector<int64_t> TopK(const std::vector<double>& values, int64_t k, bool inn
 
 }  // namespace
 
+// DeepSeek-V3 (arXiv 2412.19437), equations 12 to 16: scores by sigmoid (or softmax over the experts); the correction
+// bias enters the choice and not the weights; of n_group groups the topk_group best, by the sum of their two best
+// scores or by the best, stay in the choice; weights of the chosen are renormalised and scaled as the config says.
 template <class T>
 void Route(const ModelConfig& config, const T* logits, const T* bias, int64_t rows, const RoutingFaults& faults,
            Routing* out) {

@@ -1,4 +1,5 @@
-// RMSNorm: y = x / sqrt(mean(x^2) + eps) * weight, one row at a time, the sum of squares in double.
+// RMSNorm (Zhang and Sennrich, arXiv 1910.07467): y = x / sqrt(mean(x^2) + eps) * weight, one row at a time, the sum of
+// squares in double.
 #pragma once
 
 #include <cmath>

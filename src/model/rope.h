@@ -1,4 +1,5 @@
-// Rotary position embedding in both pairings, with the frequencies of model/config.h (MakeRopeTable).
+// Rotary position embedding (RoFormer, arXiv 2104.09864, equation 34) in both pairings, with the frequencies of
+// model/config.h (MakeRopeTable; YaRN is arXiv 2309.00071, section 3).
 //
 // Angles are computed in double and the cosines rounded once, so a float run differs from code that multiplies
 // position and frequency in float by up to position * 2^-24 radians (stated where runs are compared).
@@ -18,6 +19,7 @@ namespace assay {
 template <class T>
 class RopeRows {
  public:
+  // positions: one a row of the step.
   void Build(const RopeTable& table, const std::vector<int64_t>& positions) {
     half_ = table.rotary_dim / 2;
     cos_.resize(positions.size() * static_cast<size_t>(half_));
@@ -31,7 +33,8 @@ class RopeRows {
     }
   }
 
-  // Rotates the first rotary_dim channels of one head of row r in place.
+  // Rotates the first rotary_dim channels of one head of row r in place: channels (2i, 2i + 1) are a pair when
+  // interleaved, else (i, i + rotary_dim / 2); pair i turns by position * inv_freq[i] radians.
   void Rotate(T* head, int64_t r, bool interleaved) const {
     const T* c = cos_.data() + r * half_;
     const T* s = sin_.data() + r * half_;

@@ -27,6 +27,8 @@ void LinearBf16Accumulate(const T* x, int64_t ldx, const T* w, int64_t ldw, T* y
 
 }  // namespace
 
+// Scale, window and mask of a layer. The scale is 1 / sqrt(head size), times the square of YaRN's mscale where the
+// family asks for it (model/config.h); the planted faults of scale and mask act here.
 template <class T>
 AttentionShape Runner<T>::ShapeOf(int64_t layer, int64_t qk_dim, int64_t v_dim) const {
   AttentionShape shape;
@@ -47,6 +49,9 @@ AttentionShape Runner<T>::ShapeOf(int64_t layer, int64_t qk_dim, int64_t v_dim) 
   return shape;
 }
 
+// normed [T, h] to part [T, h]: projections, cache write, attention, output projection, sum over ranks. Each stage is
+// done by all ranks before the next that needs it; W_O is cut by its columns, so that the ranks' results are parts of a
+// sum.
 template <class T>
 void Runner<T>::AttentionPart(const StepRows& step, int64_t layer, const Weights& w) {
   const int64_t h = config_.hidden_size, dv = config_.value_head_dim(), rows = step.rows;
@@ -100,6 +105,8 @@ void Runner<T>::AttentionPart(const StepRows& step, int64_t layer, const Weights
   AllReduce(step, layer, "attn.o_proj", &Rank<T>::part, fault_.at(FaultId::kOProjNotReduced, layer));
 }
 
+// Puts the step's rows into their slots, and records them as they come back: attn.kv_write is what the cache holds,
+// read through the block table and dequantised, not what was given to it.
 template <class T>
 void Runner<T>::WriteCache(const StepRows& step, int64_t layer, Rank<T>& rank) {
   KvLayer<T>& kv = rank.kv[static_cast<size_t>(layer)];
@@ -172,6 +179,7 @@ std::vector<int32_t> Runner<T>::ReadTable(const StepRows& step, size_t sequence,
   return table;
 }
 
+// The factor of a stored code on the way back; the fp8 faults leave it out or apply it twice.
 template <class T>
 double Runner<T>::ReadScale(int64_t layer, const KvLayer<T>& kv) const {
   if (fault_.at(FaultId::kKvScaleTwice, layer)) return kv.scale() * kv.scale();
@@ -179,6 +187,8 @@ double Runner<T>::ReadScale(int64_t layer, const KvLayer<T>& kv) const {
   return kv.scale();
 }
 
+// Whole, or over context chunks of --chunk keys and the suffix [start, end), each with its own log-sum-exp, merged
+// after (MergePartials). Only the suffix is masked: every key of the context lies before every query.
 template <class T>
 void Runner<T>::AttendSequence(const StepRows& step, size_t sequence, int64_t layer, Rank<T>& rank,
                                const QueryView<T>& query, KvView<T> kv, AttentionShape shape, const RunSource& source,
@@ -255,6 +265,7 @@ void Runner<T>::LargestScore(const QueryView<T>& query, const KvView<T>& kv, con
   }
 }
 
+// The part's keys [first, last) stand in the metadata: chunks of two runs are one quantity only where they agree.
 template <class T>
 void Runner<T>::RecordPartial(const StepRows& step, size_t sequence, int64_t layer, const Rank<T>& rank, int64_t j,
                               const PartialResult<T>& part, int64_t v_dim) {

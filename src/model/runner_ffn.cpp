@@ -25,6 +25,8 @@ void GatedProduct(const T* gate, const T* up, int64_t n, const Numerics& numeric
 
 }  // namespace
 
+// SwiGLU (Shazeer, arXiv 2002.05202): down(silu(gate x) * up x). gate and up [f, h] are cut by rows, down [h, f] by
+// columns, so that each rank's result is a part of a sum over ranks.
 template <class T>
 void Runner<T>::DenseFfn(const StepRows& step, int64_t layer, const Weights& w) {
   const int64_t h = config_.hidden_size, rows = step.rows, total = config_.intermediate_size;

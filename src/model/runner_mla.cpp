@@ -27,6 +27,9 @@ void StoreValuesAsF16(T* values, int64_t n, int64_t stride, int64_t d) {
 
 }  // namespace
 
+// DeepSeek-V2 (arXiv 2405.04434), section 2.1 and appendix C: the latent c_t = norm(W_DKV x_t) [T, c] and one rotary
+// key a row, shared by all heads, k_pe [T, dr]; queries [T, Hl, dn + dr], through a low-rank latent of their own or
+// not. Ranks repeat the latents and own their heads' rows of the up-projections. Fills rank.q and rank.kv_rows.
 template <class T>
 void Runner<T>::MlaProject(const StepRows& step, int64_t layer, const Weights& w, Rank<T>& rank) {
   const int64_t h = config_.hidden_size, rows = step.rows, local = rank.heads.size();
@@ -110,6 +113,9 @@ void Runner<T>::ExpandRows(const Weights& w, const Rank<T>& rank, const T* rows,
   }
 }
 
+// Keys k_i = [W_UK,i c_s ; k_pe,s] and values v_i = W_UV,i c_s of every position are made from the latent, and
+// attention is multi-head attention with head sizes dn + dr and dv. Expanding a position costs 2 c (dn + dv) Hl
+// operations, so earlier positions are kept expanded where that gives the cache's own bits (memo).
 template <class T>
 void Runner<T>::MaterialisedAttention(const StepRows& step, int64_t layer, const Weights& w, Rank<T>& rank) {
   const int64_t rows = step.rows, local = rank.heads.size(), c = config_.kv_lora_rank, dn = config_.qk_nope_head_dim,
@@ -187,6 +193,9 @@ void Runner<T>::MaterialisedAttention(const StepRows& step, int64_t layer, const
   RecordLse(step, layer, rank);
 }
 
+// The same by associativity: q_nope (W_UK c) = (W_UK^T q_nope) c and sum p W_UV c = W_UV (sum p c). Queries are taken
+// into the latent space, q_latent [T, Hl, c + dr]; all heads read the one cache row [c + dr] of a position as key and
+// its first c elements as value; the output [T, Hl, c] goes through W_UV. No position is expanded.
 template <class T>
 void Runner<T>::AbsorbedAttention(const StepRows& step, int64_t layer, const Weights& w, Rank<T>& rank) {
   const int64_t rows = step.rows, local = rank.heads.size(), c = config_.kv_lora_rank, dn = config_.qk_nope_head_dim,

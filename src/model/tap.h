@@ -20,7 +20,7 @@
 
 namespace assay {
 
-// A tensor of rank <= 4, borrowed.
+// A tensor of rank <= 4, borrowed for the call. Strides in elements.
 struct TapView {
   const void* data = nullptr;
   DType dtype = DType::kInvalid;
@@ -32,6 +32,7 @@ inline DType DTypeOf(const float*) { return DType::kF32; }
 inline DType DTypeOf(const double*) { return DType::kF64; }
 inline DType DTypeOf(const int64_t*) { return DType::kI64; }
 
+// shape and strides have one entry an axis, at most four.
 template <class T>
 TapView StridedView(const T* data, std::initializer_list<int64_t> shape, std::initializer_list<int64_t> strides) {
   TapView view{data, DTypeOf(data), static_cast<int>(shape.size()), {}, {}};
@@ -40,6 +41,7 @@ TapView StridedView(const T* data, std::initializer_list<int64_t> shape, std::in
   return view;
 }
 
+// Row-major without gaps.
 template <class T>
 TapView DenseView(const T* data, std::initializer_list<int64_t> shape) {
   TapView view = StridedView(data, shape, shape);
@@ -60,6 +62,7 @@ class Tap {
   Tap(Recorder* recorder, DType compute, std::string_view path_meta)
       : recorder_(recorder), compute_(compute), path_(path_meta) {}
 
+  // Whether anybody looks: callers do not build views otherwise.
   bool on() const { return !witness_site_.empty() || (recorder_ != nullptr && recorder_->armed()); }
 
   // Everything recorded until the next call belongs to this step; runs say whose rows they are.
@@ -69,6 +72,7 @@ class Tap {
     runs_ = runs;
   }
 
+  // What an observation has beside its name and values.
   struct Where {
     int64_t layer = -1;
     int rank = 0;
@@ -82,6 +86,7 @@ class Tap {
   // an error (status()); one that the machine refused is counted by the recorder.
   void Record(std::string_view stem, std::string_view axes, const TapView& view, const Where& where);
 
+  // The first error since the start; the engine looks once a step.
   const Status& status() const { return status_; }
 
   // The witness: site, or empty for none.

@@ -15,10 +15,11 @@ namespace assay {
 
 // What a source consists of while it is put together.
 struct Assembly {
-  std::map<std::string, WeightPtr> weights;
-  std::vector<WeightProblem> problems;
-  std::vector<std::string> others;
+  std::map<std::string, WeightPtr> weights;  // by logical name, "model.layers.0.self_attn.o_proj.weight"
+  std::vector<WeightProblem> problems;       // tensors that are there and cannot be decoded, with the reason
+  std::vector<std::string> others;           // tensors that no decoder took for a weight
 
+  // A weight, or what kept it from being one.
   void Add(const std::string& name, Result<WeightPtr> weight);
 };
 
@@ -30,7 +31,11 @@ struct QuantSettings {
   int64_t group_size = 0;
   bool gptq_v2 = false;
 };
+// config: the whole config.json. Keys of another type than expected count as absent.
 QuantSettings ReadQuantSettings(const Json& config);
+
+// Groups the tensors of one logical weight (codes, scales, zero points, permutations) by the suffixes of the format and
+// adds a decoder for each; everything else is a plain weight. The tensors' data is borrowed.
 
 void AssembleSafetensors(const std::vector<CheckpointTensor>& tensors, const QuantSettings& settings, Assembly* out);
 

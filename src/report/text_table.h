@@ -14,6 +14,7 @@ class TextTable {
   enum class Align { kLeft, kRight };
   explicit TextTable(std::vector<std::pair<std::string, Align>> columns) : columns_(std::move(columns)) {}
 
+  // One row; cells that are missing stay empty.
   void Add(std::vector<std::string> cells);
   bool empty() const { return rows_.empty(); }
   // Header, then one line a row; no trailing spaces. indent: spaces before each line.

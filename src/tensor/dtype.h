@@ -12,12 +12,12 @@ enum class DType : uint8_t {
   kF32 = 2,
   kF16 = 3,
   kBF16 = 4,
-  kF8E4M3FN = 5,
-  kF8E5M2 = 6,
-  kF8E4M3FNUZ = 7,
-  kF8E5M2FNUZ = 8,
-  kF8E8M0 = 9,
-  kF4E2M1 = 10,  // packed, two to a byte, the even element in the low nibble
+  kF8E4M3FN = 5,    // bias 7, largest 448, no infinity, NaN 0x7f and 0xff
+  kF8E5M2 = 6,      // bias 15, largest 57344, infinities and NaN as IEEE 754
+  kF8E4M3FNUZ = 7,  // bias 8, largest 240, one zero, NaN 0x80
+  kF8E5M2FNUZ = 8,  // bias 16, largest 57344, one zero, NaN 0x80
+  kF8E8M0 = 9,      // 2^(code - 127), NaN 0xff (OCP microscaling formats)
+  kF4E2M1 = 10,     // packed, two to a byte, the even element in the low nibble
   kI64 = 16,
   kI32 = 17,
   kI16 = 18,
@@ -26,7 +26,7 @@ enum class DType : uint8_t {
   kU32 = 21,
   kU16 = 22,
   kU8 = 23,
-  kBool = 24,
+  kBool = 24,  // one byte, 0 or not
 };
 
 // Bits of one element in memory (4 for kF4E2M1); 0 for kInvalid and unknown numbers.
@@ -61,6 +61,7 @@ constexpr int BitsOf(DType dtype) {
   }
   return 0;
 }
+// kF8E8M0 and kF4E2M1 included.
 bool IsFloat(DType dtype);
 // Unit roundoff u of the type (half the gap above 1): 2^-53 f64, 2^-24 f32, 2^-11 f16, 2^-8 bf16, 2^-4 e4m3,
 // 2^-3 e5m2, 2^-1 e8m0, 2^-2 e2m1; 0 for integers.

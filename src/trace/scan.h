@@ -13,10 +13,10 @@
 namespace assay {
 
 struct Record {
-  const unsigned char* at = nullptr;
-  uint64_t offset = 0;
-  uint32_t size_bytes = 0;
-  uint16_t kind = 0;
+  const unsigned char* at = nullptr;  // of the record header, inside the bytes that are scanned
+  uint64_t offset = 0;                // in the file
+  uint32_t size_bytes = 0;            // of the whole record, padding included
+  uint16_t kind = 0;                  // format::kKind*, or one of a newer version
   // Behind the record header.
   std::span<const unsigned char> body() const {
     return {at + sizeof(format::RecordHeader), size_bytes - sizeof(format::RecordHeader)};
@@ -53,9 +53,12 @@ class RecordScanner {
   bool torn() const { return torn_; }
 
  private:
+  // A size as the format allows it, inside the limit.
   bool SaneSize(uint64_t offset, uint64_t size_bytes) const;
+  // The checksum of the record here matches. REQUIRES: SaneSize.
   bool CheckAt(uint64_t offset, Record* out) const;
   bool StartsLikeRecord(uint64_t offset) const;
+  // Next multiple of 8 with a committed record whose checksum matches, or the limit; spends the budget.
   uint64_t Resync(uint64_t from);
 
   std::span<const unsigned char> bytes_;
