@@ -125,6 +125,28 @@ def compiled_on(bench, compiled_off):
 
 
 @pytest.fixture(scope="session")
+def mla(bench):
+    """MLA in the default mode, the prompts of chunked."""
+    return bench.run("mla", {"prompts": 8, "long": True}, "--profile", "all")
+
+
+@pytest.fixture(scope="session")
+def transformers(bench, mla):
+    """Trace of the same prompts in transformers, bf16, one after the other."""
+    trace = bench.folder / "transformers.trace"
+    program = [str(PYTHON), str(HERE / "transformers_generate.py"), str(bench.folder / "mla.json")]
+    done = subprocess.run(
+        [str(BUILD / "assay"), "run", "--dir", str(trace), "--", *program],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=environment(bench.cache, OMP_NUM_THREADS="1"),
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return trace
+
+
+@pytest.fixture(scope="session")
 def chunked(bench):
     """MLA off, prompts in chunks of 64 tokens, prefix cache, in the default mode."""
     engine = {"max_num_batched_tokens": 64, "max_num_seqs": 16, "block_size": 32}

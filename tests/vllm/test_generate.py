@@ -45,8 +45,15 @@ def test_CompiledBf16IsNoiseAgainstTheF32Reference(bench, compiled_on):
     assert result["coverage"]["share"] >= 0.9 and result["coverage"]["sites_common"] >= 90
 
 
-def test_UnchunkedMlaAgreesWithChunkedMha(bench, chunked):
-    mla = bench.run("mla-8", {"prompts": 8, "long": True}, "--profile", "all")
+@pytest.mark.parametrize("run", ["mla", "chunked"])
+def test_TransformersAgrees(transformers, run, request):
+    result = diff(transformers, request.getfixturevalue(run).trace)
+    assert result["verdict"] == "noise", result["findings"][:1]
+    coverage = result["coverage"]
+    assert coverage["share"] >= 0.9 and coverage["sites_common"] >= 0.9 * coverage["sites_a"]
+
+
+def test_UnchunkedMlaAgreesWithChunkedMha(mla, chunked):
     assert [a["tokens"] for a in mla.answers] == [a["tokens"] for a in chunked.answers]
     result = diff(mla.trace, chunked.trace)
     assert result["verdict"] == "noise", result["findings"][:1]
