@@ -81,6 +81,10 @@ OpModel ModelOf(SiteOp op) {
   return {4, true, 8};
 }
 
+double AttentionCondition(double query, double key) {
+  return std::max(1.0, std::hypot(1.0, query * key) / std::sqrt(2.0));
+}
+
 double RoundoffOf(DType dtype, DType compute_dtype) {
   return std::max(UnitRoundoff(dtype), UnitRoundoff(compute_dtype));
 }

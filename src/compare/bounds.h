@@ -26,6 +26,14 @@ struct OpModel {
 };
 OpModel ModelOf(SiteOp op);
 
+// How much more attention makes of a relative difference, and of its own rounding, than the gain of kAttention allows
+// for. query, key: root mean squares of their elements. A score s = q k / sqrt(d) moves by d(s) = S e when q and k move
+// by a relative e in a direction of their own, S = query x key; the output moves by sum p_j d(s_j) (v_j - out), at most
+// S e of itself when the v_j are as unlike as their mean lets them be, and by e through the values: e sqrt(1 + S^2)
+// together. The gain is that of S = 1 (sqrt 2) and a slack of 2.8 for heads that are sharper than others and for
+// differences that point the same way in all keys; so the condition is sqrt((1 + S^2) / 2), at least 1.
+double AttentionCondition(double query, double key);
+
 // Unit roundoff of a value's history: the coarser of its dtype and its compute dtype. 0 for integers.
 double RoundoffOf(DType dtype, DType compute_dtype);
 

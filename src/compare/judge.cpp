@@ -181,7 +181,8 @@ class Judge {
                               : node.op == SiteOp::kAdd || node.op == SiteOp::kReduce
                                   ? (size > 0 ? in.absolute / size : 0)
                                   : in.relative;
-        const double limit = noise_ + growth;
+        const double limit = in.condition * (noise_ + growth);
+        worst_condition_ = std::max(worst_condition_, in.condition);
         const double bound = tolerance >= 0 ? tolerance : spread * limit + kStored;
         const double relative = size > 0 ? cell.diff / size : 0;
         RootReason reason = RootReason::kBound;
@@ -395,6 +396,7 @@ class Judge {
       outcome_.basis += ", input difference " +
                         Format("%.1e", outcome_.roots.empty() ? outcome_.comparison.rel_l2_in : outcome_.measured_in);
       if (!node.edges.empty()) outcome_.basis += " x gain " + Format("%.0f", node.edges[0].gain);
+      if (worst_condition_ > 1) outcome_.basis += ", x condition up to " + Format("%.1f", worst_condition_);
       outcome_.basis += ", x sketch spread " + Format("%.2f", by_rows_ ? spread4_ : spread64_);
     }
     if (norm_a_ > 0 && norm_b_ > 0) outcome_.comparison.cosine = dot_ / std::sqrt(norm_a_ * norm_b_);
@@ -405,6 +407,7 @@ class Judge {
     coverage.rows_set_aside += outcome_.comparison.rows_set_aside;
     worst_ratio_ = -1;
     root_ratio_ = -1;
+    worst_condition_ = 1;
     result_.sites.push_back(std::move(outcome_));
   }
 
@@ -427,6 +430,7 @@ class Judge {
   double noise_ = 0;
   double dot_ = 0, norm_a_ = 0, norm_b_ = 0;
   double worst_ratio_ = -1, root_ratio_ = -1;
+  double worst_condition_ = 1;
   std::vector<float> ratios_;  // of rows within their bounds: difference / bound without spread
   std::vector<uint32_t> ratio_rows_;
 };

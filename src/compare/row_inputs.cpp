@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string_view>
+
+#include "compare/bounds.h"
 
 namespace assay {
 namespace {
@@ -15,6 +18,13 @@ void AddDifference(double relative, double typical, double norm, double gain, In
   state->absolute += relative * norm;
   state->measured = std::max(state->measured, relative);
   state->norm = std::max(state->norm, norm);
+}
+
+// Root mean square of the row's elements, 0 where it is not known row by row.
+double Rms(const JudgedSite& site, uint32_t row) {
+  if (site.cells.empty() || site.cols <= 0) return 0;
+  const Cell& cell = site.cells[row];
+  return cell.state != CellState::kAbsent && cell.grid ? cell.norm / std::sqrt(static_cast<double>(site.cols)) : 0;
 }
 
 }  // namespace
@@ -37,6 +47,7 @@ void RowInputs::Pass(uint32_t row, int64_t position) {
     const GraphEdge& edge = node.edges[e];
     if (!edge.context || judged_[edge.site].cells.empty()) continue;
     AddToContext(edge.site, position, judged_[edge.site].cells[row], &contexts_[e]);
+    contexts_[e].rms = std::max(contexts_[e].rms, Rms(judged_[edge.site], row));
   }
 }
 
@@ -59,7 +70,22 @@ InputState RowInputs::Of(uint32_t row, const Cell& out) const {
       AddDifference(rounding, rounding, 0, edge.gain, &in);
     }
   }
+  in.condition = Condition(row);
   return in;
+}
+
+// The queries are an input of the same row, the keys of all earlier rows; bridged operations keep both. 1 when one of
+// them is not known.
+double RowInputs::Condition(uint32_t row) const {
+  const GraphNode& node = graph_.nodes[site_];
+  double query = 0, key = 0;
+  for (size_t e = 0; e < node.edges.size(); ++e) {
+    const GraphEdge& edge = node.edges[e];
+    const std::string_view stem = index_.sites[edge.site].parsed.stem;
+    if (edge.context && stem.substr(0, 6) == "attn.k") key = std::max(key, contexts_[e].rms);
+    if (!edge.context && stem.substr(0, 6) == "attn.q") query = std::max(query, Rms(judged_[edge.site], row));
+  }
+  return AttentionCondition(query, key);
 }
 
 bool RowInputs::SameReading() const {

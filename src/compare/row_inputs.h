@@ -24,13 +24,14 @@ struct JudgedSite {
 inline bool IsBad(CellState state) { return state == CellState::kRoot || state == CellState::kConsequence; }
 
 struct InputState {
-  bool bad = false;     // some input is already wrong
-  double relative = 0;  // growth-weighted relative difference, combined in quadrature
-  double typical = 0;   // the same from what 90 % of the inputs' good rows stay below
-  double absolute = 0;  // sum of the inputs' differences (L2)
-  double measured = 0;  // largest relative difference of an input, without gain
-  double norm = 0;      // of the largest input
-  int64_t cols = 0;     // of the widest input of the same row
+  bool bad = false;      // some input is already wrong
+  double relative = 0;   // growth-weighted relative difference, combined in quadrature
+  double typical = 0;    // the same from what 90 % of the inputs' good rows stay below
+  double absolute = 0;   // sum of the inputs' differences (L2)
+  double measured = 0;   // largest relative difference of an input, without gain
+  double norm = 0;       // of the largest input
+  int64_t cols = 0;      // of the widest input of the same row
+  double condition = 1;  // of attention: how much more than usual it makes of a difference (bounds.h)
 };
 
 // Goes along the rows of one site after another. Everything is borrowed and must outlive it.
@@ -52,11 +53,13 @@ class RowInputs {
     double sum_sq = 0;  // of relative differences of rows that were judged
     uint64_t rows = 0;
     double aside = 0;  // largest relative difference of a row set aside
+    double rms = 0;    // of an element, in the largest row
     int64_t next = 0;  // position expected next; a gap was cached from another request
   };
 
   bool SameReading() const;
   int64_t CacheReadBy(uint32_t site) const;
+  double Condition(uint32_t row) const;
   const std::vector<uint8_t>& BadByPosition(uint32_t site);
   void AddToContext(uint32_t site, int64_t position, const Cell& cell, Context* context);
   void AddSameRow(const GraphEdge& edge, uint32_t row, const Cell& out, int depth, InputState* state) const;

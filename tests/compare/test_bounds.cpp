@@ -39,6 +39,57 @@ TEST(RoundingNoise, AccumulatesInF32AtLeast) {
   EXPECT_EQ(RoundingNoise(0, 4, true, 100), 0);
 }
 
+// Softmax over random keys and values, queries disturbed in a random direction: what the condition promises, in truth.
+TEST(AttentionCondition, GrowthOfADifferenceStaysWithinIt) {
+  constexpr int kDim = 64, kKeys = 48;
+  constexpr double kUsual = 4;  // the gain of attention
+  std::mt19937_64 random(9);
+  std::normal_distribution<double> normal;
+  double last = 0;
+  for (const double size : {0.5, 1.0, 4.0, 16.0}) {
+    double largest = 0;
+    for (int trial = 0; trial < 300; ++trial) {
+      std::vector<double> q(kDim), dq(kDim), k(kKeys * kDim), v(kKeys * kDim);
+      double q_sq = 0, dq_sq = 0;
+      for (int i = 0; i < kDim; ++i) {
+        q[i] = size * normal(random);
+        dq[i] = normal(random);
+        q_sq += q[i] * q[i];
+        dq_sq += dq[i] * dq[i];
+      }
+      const double e = 1e-6;
+      for (double& x : dq) x *= e * std::sqrt(q_sq / dq_sq);
+      for (double& x : k) x = normal(random);
+      for (double& x : v) x = normal(random);
+      const auto attend = [&](double with) {
+        std::vector<double> p(kKeys), out(kDim);
+        double top = -1e300, total = 0;
+        for (int j = 0; j < kKeys; ++j) {
+          for (int i = 0; i < kDim; ++i) p[j] += (q[i] + with * dq[i]) * k[j * kDim + i] / std::sqrt(double{kDim});
+          top = std::max(top, p[j]);
+        }
+        for (double& x : p) total += x = std::exp(x - top);
+        for (int j = 0; j < kKeys; ++j) {
+          for (int i = 0; i < kDim; ++i) out[i] += p[j] / total * v[j * kDim + i];
+        }
+        return out;
+      };
+      const std::vector<double> a = attend(0), b = attend(1);
+      double diff = 0, norm = 0;
+      for (int i = 0; i < kDim; ++i) {
+        diff += (b[i] - a[i]) * (b[i] - a[i]);
+        norm += a[i] * a[i];
+      }
+      largest = std::max(largest, std::sqrt(diff / norm) / e);
+    }
+    EXPECT_LT(largest, kUsual * AttentionCondition(size, 1)) << size;
+    EXPECT_GT(largest, last) << "sharper attention makes more of a difference";
+    last = largest;
+  }
+  EXPECT_EQ(AttentionCondition(0.1, 1), 1) << "and flat attention is held to the gain";
+  EXPECT_GT(last, kUsual) << "which alone would not do";
+}
+
 TEST(PairChange, IsAllOfTheNormForFewColumnsAndAPartOfItForMany) {
   EXPECT_DOUBLE_EQ(PairChange(3, 8, 1, 1e-8), 3 * std::sqrt(2.0));
   EXPECT_DOUBLE_EQ(PairChange(3, 1, 1, 1e-8), 3 * std::sqrt(2.0));
