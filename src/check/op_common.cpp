@@ -80,6 +80,19 @@ TensorPtr Subject::Operand(std::string_view name) const {
   return loaded.ok() ? *loaded : nullptr;
 }
 
+TensorPtr Subject::Beside(std::string_view name) const {
+  if (TensorPtr before = Operand(name)) return before;
+  EventFilter filter;
+  filter.step = info().event.step;
+  filter.rank = info().event.rank;
+  for (EventId id : capture_.Find(name, filter)) {
+    if (capture_.Info(id)->audit == "before" || capture_.Info(id)->repeat != info().repeat) continue;
+    auto loaded = capture_.Load(id);
+    return loaded.ok() ? *loaded : nullptr;
+  }
+  return nullptr;
+}
+
 TensorPtr Subject::Weight(std::string_view name) const {
   auto loaded = capture_.LoadWeight(info(), name);
   return loaded.ok() ? *loaded : nullptr;

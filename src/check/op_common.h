@@ -51,6 +51,8 @@ class Subject {
   // By full name; null when it was not recorded, or not as payload.
   TensorPtr Operand(std::string_view name) const;
   TensorPtr Weight(std::string_view name) const;
+  // A second result of the same operation: as Operand, else the first event of the step behind this one.
+  TensorPtr Beside(std::string_view name) const;
 
   // Metadata with the defaults of the contract.
   double Number(std::string_view key, double otherwise) const;

@@ -11,7 +11,7 @@ using oracle::Array;
 constexpr double kE2m1[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
 
 TensorPtr Part(const Subject& s, const std::string& name, bool activation) {
-  return activation ? s.Operand(name) : s.Weight(name);
+  return activation ? s.Beside(name) : s.Weight(name);
 }
 
 }  // namespace

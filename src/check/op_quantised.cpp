@@ -108,13 +108,16 @@ void JudgeCodes(Subject& s) {
   layout.other_scale_layout = true;
   if (auto other = Dequantise(s, name, true, layout); other.ok() && distance(*other) <= allowed) {
     Explanation why{fault_class::kQLayout, "codes come back to the input under scales in the other layout"};
-    const auto scale = s.capture().Operand(s.info(), name + "q_scale");
-    if (scale) why.blamed = *scale;
+    if (const TensorPtr scale = s.Beside(name + "q_scale")) why.blamed = scale->info->id;
     return ReportRule(s.capture(), s.report(), s.info(), why);
   }
   const double ratio = ConstantRatio(*back, ToArray(*x), {}, 0.5);
   Explanation why{fault_class::kQScale, "codes times scales do not come back to the input", ratio,
                   "dequantised / input", 1};
+  // One constant on all of them: the codes are right for another scale.
+  if (!std::isnan(ratio)) {
+    if (const TensorPtr scale = s.Beside(name + "q_scale")) why.blamed = scale->info->id;
+  }
   ReportRule(s.capture(), s.report(), s.info(), why);
 }
 

@@ -23,15 +23,18 @@ class HeldOut:
     first_bad: str
     fault_class: str
     constant: float | None
+    hypothesis: str  # of the ladder, that it confirms and its clean twin rules out; empty: not asked
     body: Body
 
 
 ALL: list[HeldOut] = []
 
 
-def fault(name: str, first_bad: str, fault_class: str, constant: float | None = None) -> Callable[[Body], Body]:
+def fault(
+    name: str, first_bad: str, fault_class: str, constant: float | None = None, hypothesis: str = ""
+) -> Callable[[Body], Body]:
     def add(body: Body) -> Body:
-        ALL.append(HeldOut(name, first_bad, fault_class, constant, body))
+        ALL.append(HeldOut(name, first_bad, fault_class, constant, hypothesis, body))
         return body
 
     return add
@@ -96,7 +99,7 @@ def _(rec, rng, bad):
     attention(rec, rng, {"softmax_scale": D * m}, {"scale": D if bad else D * m})
 
 
-@fault("softmax scale 1/d in place of 1/sqrt(d)", OUT, "SCALE", D)
+@fault("softmax scale 1/d in place of 1/sqrt(d)", OUT, "SCALE", D, hypothesis="attention")
 def _(rec, rng, bad):
     attention(rec, rng, {}, {"scale": 1 / 12 if bad else D}, q_gain=3.0)
 
@@ -169,8 +172,11 @@ def _(rec, rng, bad):
 @fault("sink logits left out of the denominator", OUT, "MASK")
 def _(rec, rng, bad):
     sinks = nx.f32(rng.standard_normal(6) + 1)
-    attention(rec, rng, {}, {"scale": D, "sinks": None if bad else sinks},
-              extra=lambda rec, rows, name: rec.record(name + "attn.sinks", sinks, "H", phase="load", step=-1))  # fmt: skip
+
+    def extra(rec, rows, name):
+        rec.record(name + "attn.sinks", sinks, "H", phase="load", step=-1)
+
+    attention(rec, rng, {}, {"scale": D, "sinks": None if bad else sinks}, extra=extra)
 
 
 @fault("value scale of an int8 cache not applied", OUT, "KV-SCALE", 1 / 0.037)
@@ -231,7 +237,7 @@ def chunks(rec, rng, tamper):
     rec.record(OUT, nx.f32(tamper(parts)), "T H dv", new, step=1, meta={"softmax_scale": 8**-0.5})
 
 
-@fault("merge by powers of two of natural log-sum-exps", OUT, "LSE")
+@fault("merge by powers of two of natural log-sum-exps", OUT, "LSE", hypothesis="chunked prefill and merge")
 def _(rec, rng, bad):
     scale = np.log(2) if bad else 1.0
     chunks(rec, rng, lambda parts: nx.merge([(o, lse * scale) for o, lse in parts])[0])
@@ -263,7 +269,7 @@ def plain(x, p, theta=10000.0, dim=None, frequencies=None, scale=1.0, pairing="h
 Q = "layers.7.attn.q"
 
 
-@fault("rotation by another base", Q, "ROPE-FORM")
+@fault("rotation by another base", Q, "ROPE-FORM", hypothesis="rope")
 def _(rec, rng, bad):
     rotation(rec, rng, {"rope.theta": 500000.0}, lambda x, p: plain(x, p, 10000.0 if bad else 500000.0))
 
@@ -321,7 +327,7 @@ def normed(rec, rng, meta, norm):
     rec.record("layers.2.input_norm", nx.f32(norm(x.astype(float), w)), "T h", rows, meta=meta)
 
 
-@fault("eps of another norm", "layers.2.input_norm", "KERNEL", 1e-6)
+@fault("eps of another norm", "layers.2.input_norm", "KERNEL", 1e-6, hypothesis="norm")
 def _(rec, rng, bad):
     normed(rec, rng, {"eps": 1e-5}, lambda x, w: nx.rms_norm(x, w, 1e-6 if bad else 1e-5))
 
@@ -361,7 +367,7 @@ def projected(rec, rng, used, bias=None):
     rec.record("layers.3.attn.o_proj", nx.f32(used(x.astype(float), w.astype(float))), "T h", rows)
 
 
-@fault("bias of a projection left out", "layers.3.attn.o_proj", "KERNEL")
+@fault("bias of a projection left out", "layers.3.attn.o_proj", "KERNEL", hypothesis="linear layers")
 def _(rec, rng, bad):
     bias = nx.f32(rng.standard_normal(20))
     projected(rec, rng, lambda x, w: x @ w.T + (0 if bad else bias), bias)
@@ -385,7 +391,7 @@ def reduced(rec, rng, combine, world=4, name="layers.3.mlp.down", bias=None):
                    meta={"world_size": world})  # fmt: skip
 
 
-@fault("rank 2 of four missing from the sum", "layers.3.mlp.down", "REDUCE")
+@fault("rank 2 of four missing from the sum", "layers.3.mlp.down", "REDUCE", hypothesis="reductions and shards")
 def _(rec, rng, bad):
     reduced(rec, rng, lambda p, r: sum(p) - (p[2] if bad else 0))
 
@@ -419,7 +425,7 @@ def _(rec, rng, bad):
     stream(rec, rng, {"branch_scale": 0.22}, lambda x, o, f: x + 0.22 * o + (1 if bad else 0.22) * f)
 
 
-@fault("attention left out of the residual stream", "layers.4.out", "KERNEL")
+@fault("attention left out of the residual stream", "layers.4.out", "KERNEL", hypothesis="residual stream")
 def _(rec, rng, bad):
     stream(rec, rng, {}, lambda x, o, f: x + (0 if bad else o) + f)
 
@@ -442,7 +448,7 @@ def routed(rec, rng, meta, weigh, ids=None, k=3, experts=8, bias=None):
 TOPK = "layers.6.moe.topk_weights"
 
 
-@fault("routed scaling factor left out", TOPK, "MOE-ROUTE", 1 / 2.446)
+@fault("routed scaling factor left out", TOPK, "MOE-ROUTE", 1 / 2.446, hypothesis="moe")
 def _(rec, rng, bad):
     routed(rec, rng, {"scoring": "sigmoid", "renormalise": 1, "routed_scaling_factor": 2.446},
            lambda w: w / w.sum(-1, keepdims=True) * (1 if bad else 2.446))  # fmt: skip
@@ -497,7 +503,7 @@ def _(rec, rng, bad):
 # ---- ends of the model ---------------------------------------------------------------------------------------------
 
 
-@fault("embedding not multiplied by the root of the hidden size", "embed", "SCALE", 20**-0.5)
+@fault("embedding not multiplied by the root of the hidden size", "embed", "SCALE", 20**-0.5, hypothesis="logits")
 def _(rec, rng, bad):
     rows = two_requests(rec, rng)
     table = nx.f32(rng.standard_normal((50, 20)))
@@ -524,7 +530,7 @@ def _(rec, rng, bad):
     head(rec, rng, {"soft_cap": 5.0}, lambda y: y if bad else 5 * np.tanh(y / 5))
 
 
-@fault("one draft too many accepted", "spec.accepted", "SPEC")
+@fault("one draft too many accepted", "spec.accepted", "SPEC", hypothesis="speculation")
 def _(rec, rng, bad):
     rows = two_requests(rec, rng)
     newest = tuple(Run(r.request, i, 1, r.n - 1) for i, r in enumerate(rows))
@@ -537,7 +543,8 @@ def _(rec, rng, bad):
 # ---- cache ---------------------------------------------------------------------------------------------------------
 
 
-@fault("scale of an int8 cache not applied when it is read back", "layers.4.attn.kv_write", "KV-SCALE", 1 / 0.03)
+@fault("scale of an int8 cache not applied when read", "layers.4.attn.kv_write", "KV-SCALE", 1 / 0.03,
+       hypothesis="cache write")  # fmt: skip
 def _(rec, rng, bad):
     rows = two_requests(rec, rng)
     k, v = (nx.f32(rng.standard_normal((18, 2, 8))) for _ in range(2))
@@ -549,7 +556,7 @@ def _(rec, rng, bad):
                meta={"kv_cache_dtype": "i8", "k_scale": 0.03, "v_scale": 0.03})  # fmt: skip
 
 
-@fault("rows gathered one position late", "layers.4.attn.k_read", "KV-IDENT")
+@fault("rows gathered one position late", "layers.4.attn.k_read", "KV-IDENT", hypothesis="cache read")
 def _(rec, rng, bad):
     rows = two_requests(rec, rng)
     k = nx.f32(rng.standard_normal((18, 2, 8)))
@@ -560,7 +567,7 @@ def _(rec, rng, bad):
     rec.record("layers.4.attn.k_read", read, "T Hkv d", rows, step=1)
 
 
-@fault("output buffer that the kernel did not write", "layers.4.attn.out", "UNWRITTEN")
+@fault("output buffer that the kernel did not write", "layers.4.attn.out", "UNWRITTEN", hypothesis="output buffer")
 def _(rec, rng, bad):
     rows = two_requests(rec, rng)
     poison = np.full((18, 2, 8), np.float32(-7.25e11))
@@ -640,4 +647,118 @@ def _(rec, rng, bad):
 
 @fault("named sum of ranks taken twice", MY, "REDUCE", 2)
 def _(rec, rng, bad):
-    named(rec, rng, "sum_ranks", [rng.standard_normal((18, 8)) for _ in range(3)], lambda *x: sum(x) * (2 if bad else 1))
+    arrays = [rng.standard_normal((18, 8)) for _ in range(3)]
+    named(rec, rng, "sum_ranks", arrays, lambda *x: sum(x) * (2 if bad else 1))
+
+
+# ---- the rest of the ladder ----------------------------------------------------------------------------------------
+
+
+@fault("latent query of one head with another's scale", "layers.1.attn.q_latent", "SCALE", 2, hypothesis="absorption")
+def _(rec, rng, bad):
+    rows = two_requests(rec, rng)
+    q, w = nx.f32(rng.standard_normal((18, 3, 8))), nx.f32(rng.standard_normal((3, 20, 8)))
+    rec.record("layers.1.attn.W_UK_T", w, "H c dn", phase="load", step=-1)
+    rec.record("layers.1.attn.q_nope", q, "T H dn", rows)
+    latent = np.einsum("thd,hcd->thc", q.astype(float), w.astype(float))
+    rec.record("layers.1.attn.q_latent", nx.f32(latent * (2 if bad else 1)), "T H c", rows)
+
+
+@fault("scale of an int8 activation halved", "layers.1.input_norm.q_scale", "Q-SCALE", 0.5, hypothesis="quantised layers")
+def _(rec, rng, bad):
+    rows = two_requests(rec, rng)
+    x = nx.f32(rng.standard_normal((18, 32)))
+    scale = nx.f32(np.abs(x).max(-1, keepdims=True) / 127)
+    codes = np.clip(np.round(x / scale), -127, 127).astype(np.int8)
+    rec.record("layers.1.input_norm", x, "T h", rows)
+    rec.record("layers.1.input_norm.q", codes, "T h", rows, meta={"quant": "int8_token"})
+    used = nx.f32(scale * (0.5 if bad else 1))
+    rec.record("layers.1.input_norm.q_scale", used, "T s", rows, meta={"quant": "int8_token"})
+
+
+@fault("another result on equal operands", "layers.1.mlp.down", "NONDET", hypothesis="autotune and backend")
+def _(rec, rng, bad):
+    rows = two_requests(rec, rng)
+    x, y = (nx.f32(rng.standard_normal((18, 12))) for _ in range(2))
+    for repeat in range(3):
+        rec.record("layers.1.mlp.act", x, "T f", rows, meta={"repeat": repeat})
+        now = y.copy()
+        if bad and repeat == 1:
+            now[5:7] *= 1.5
+        rec.record("layers.1.mlp.down", now, "T h", rows, meta={"repeat": repeat})
+
+
+@fault("queries of every head read from head 0", OUT, "STRIDE", hypothesis="shapes and broadcast")
+def _(rec, rng, bad):
+    rows = two_requests(rec, rng)
+    q, k, v = (nx.f32(rng.standard_normal((18, 4, 8))) for _ in range(3))
+    out = np.zeros((18, 4, 8))
+    used = np.repeat(q[:, :1], 4, 1) if bad else q
+    for run in rows:
+        at, p = slice(run.row, run.row + run.n), np.arange(run.n)
+        out[at] = nx.attention(used[at], k[at], v[at], nx.visible(p, p), 8**-0.5)[0]
+    for stem, x in (("q", q), ("k", k), ("v", v)):
+        rec.record(f"layers.5.attn.{stem}", x, "T H d", rows)
+    rec.record(OUT, nx.f32(out), "T H dv", rows, meta={"softmax_scale": 8**-0.5})
+
+
+@fault("keys of zeros to the end of the last block", OUT, "PADREAD", hypothesis="padding")
+def _(rec, rng, bad):
+    request = rec.request(rng.integers(0, 50, 20))
+    old, new = (Run(request, 0, 20),), (Run(request, 0, 1, 20),)
+    q, k, v = (nx.f32(rng.standard_normal((21, 2, 8))) for _ in range(3))
+    p = np.arange(20)
+    first = nx.attention(q[:20], k[:20], v[:20], nx.visible(p, p), 8**-0.5)[0]
+    more = np.zeros((11, 2, 8)) if bad else np.zeros((0, 2, 8))  # 21 keys in blocks of 16
+    keys, values = np.concatenate([k, more]), np.concatenate([v, more])
+    last = nx.attention(q[20:], keys, values, np.ones((1, len(keys)), bool), 8**-0.5)[0]
+    for step, rows, at, out in ((0, old, slice(0, 20), first), (1, new, slice(20, 21), last)):
+        for stem, x in (("q", q), ("k", k), ("v", v)):
+            rec.record(f"layers.5.attn.{stem}", x[at], "T H d", rows, step=step)
+        rec.record(OUT, nx.f32(out), "T H dv", rows, step=step, meta={"softmax_scale": 8**-0.5})
+
+
+@fault("a slot given to two rows", "slot_mapping", "KV-IDENT", hypothesis="slot and block ids")
+def _(rec, rng, bad):
+    rows = two_requests(rec, rng)
+    slots = rng.permutation(40)[:18]
+    if bad:
+        slots[15] = slots[3]
+    rec.record("slot_mapping", slots.astype(np.int64), "T", rows)
+
+
+@fault("a launch that reads where its operand was", "layers.1.mlp.act", "GRAPH", hypothesis="captured graphs")
+def _(rec, rng, bad):
+    rows = two_requests(rec, rng)
+    held = []
+    for step in range(2):
+        gate, up = (nx.f32(rng.standard_normal((18, 12))) for _ in range(2))
+        held.append(gate)
+        rec.record("layers.1.mlp.gate", gate, "T f", rows, step=step)
+        rec.record("layers.1.mlp.up", up, "T f", rows, step=step)
+        read = held[0] if bad else gate
+        bound = hex(read.__array_interface__["data"][0])
+        rec.record("layers.1.mlp.act", nx.f32(nx.silu(read) * up), "T f", rows, step=step, in_graph=True,
+                   meta={"bound.layers.1.mlp.gate": bound})  # fmt: skip
+
+
+@fault("an infinity out of finite operands", "layers.1.mlp.act", "RANGE", hypothesis="range")
+def _(rec, rng, bad):
+    rows = two_requests(rec, rng)
+    gate, up = (nx.f32(rng.standard_normal((18, 12))) for _ in range(2))
+    act = nx.f32(nx.silu(gate) * up)
+    if bad:
+        act[4, 5] = np.inf
+    for stem, x in (("gate", gate), ("up", up), ("act", act)):
+        rec.record(f"layers.1.mlp.{stem}", x, "T f", rows)
+
+
+@fault("a token outside of the vocabulary", "next_token", "KERNEL", hypothesis="sampling")
+def _(rec, rng, bad):
+    rows = two_requests(rec, rng)
+    logits = nx.f32(rng.standard_normal((18, 40)))
+    token = logits.argmax(-1)
+    if bad:
+        token[2] = 40
+    rec.record("logits", logits, "T vocab", rows)
+    rec.record("next_token", token.astype(np.int64), "T", rows, meta={"temperature": 0})

@@ -20,16 +20,18 @@ def verdict(folder, variant, bad, seed):
     command = [ASSAY, "diagnose", "--json", str(folder / "trace")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode in (0, 1), done.stderr
-    found = [f["first_bad"] for f in json.loads(done.stdout)["findings"]]
+    result = json.loads(done.stdout)
+    found = [f["first_bad"] for f in result["findings"]]
     assert (done.returncode == 1) == bool(found)
-    return found
+    return found, result
 
 
 @pytest.mark.parametrize("variant", held_out.ALL, ids=[v.name for v in held_out.ALL])
 def test_fault_is_named_and_its_clean_twin_is_not(variant, tmp_path):
     seed = int(os.environ.get("ASSAY_CASES_SEED", "11"))
-    assert verdict(tmp_path / "clean", variant, False, seed) == []
-    found = verdict(tmp_path / "faulty", variant, True, seed)
+    found, clean = verdict(tmp_path / "clean", variant, False, seed)
+    assert found == []
+    found, faulty = verdict(tmp_path / "faulty", variant, True, seed)
     assert found, "not detected"
     first = found[0]
     assert first["name"] == variant.first_bad
@@ -37,3 +39,16 @@ def test_fault_is_named_and_its_clean_twin_is_not(variant, tmp_path):
     if variant.constant is not None:
         assert first["constant"] is not None, first["evidence"]
         assert first["constant"]["value"] == pytest.approx(variant.constant, rel=0.02), first["constant"]
+    if variant.hypothesis:
+        ruled_out = [e for e in clean["ruled_out"] if e["hypothesis"] == variant.hypothesis]
+        assert ruled_out and any(c.isdigit() for c in ruled_out[0]["evidence"]), clean["not_testable"]
+        assert variant.hypothesis in [e["hypothesis"] for e in faulty["confirmed"]], faulty["confirmed"]
+
+
+def test_every_hypothesis_is_asked():
+    """weights are held against a checkpoint by `assay weights`, which tests/weights has."""
+    with_case = {v.hypothesis for v in held_out.ALL} - {""}
+    listed = subprocess.run([ASSAY, "check", "--list"], capture_output=True, text=True, timeout=60).stdout
+    for hypothesis in ("padding", *with_case):
+        assert hypothesis in listed or hypothesis == "padding"
+    assert len(with_case) == 22
