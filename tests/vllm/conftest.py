@@ -160,3 +160,14 @@ def parallel(bench):
     """Tensor parallel 2, in the default mode."""
     options = {"prompts": 8, "engine": {"tensor_parallel_size": 2}}
     return bench.run("parallel", options, "--profile", "all", env={"VLLM_CPU_OMP_THREADS_BIND": "0|1"})
+
+
+EAGER_RIGHT = {"enforce_eager": True, "compilation_config": {"custom_ops": ["all", "-rotary_embedding"]}}
+"""Eager, with the rotation in PyTorch's own operations (docs/wild-one.md)."""
+AUDIT = "audit:vllm.model_executor.layers.attention.mla_attention:MLAAttention.forward_impl:output"
+
+
+@pytest.fixture(scope="session")
+def eager_right(bench):
+    options = {"prompts": 4, "tokens": 24, "engine": EAGER_RIGHT}
+    return bench.run("eager-right", options, "--level", "payload", "--probes", AUDIT)

@@ -220,7 +220,8 @@ def context(metadata: Any, local: object) -> str:
     prefill = getattr(metadata, "prefill", None)
     if prefill is None:
         return "unknown: no prefill metadata"
-    keys, new = getattr(prefill, "cpu_seq_lens", None), getattr(prefill, "extend_seq_lens", None)
+    keys: Any = getattr(prefill, "cpu_seq_lens", None)
+    new: Any = getattr(prefill, "extend_seq_lens", None)
     if is_tensor(keys) and is_tensor(new):
         before = int((keys - new).sum())
         return f"not a variable of this impl: {before} tokens before these in the cache"
@@ -266,9 +267,9 @@ def one_line(problem: object) -> str:
 
 def weights_of(linear: Any) -> dict[str, torch.Tensor]:
     """The layer's tensors under the names that weights go by, empty ones included."""
-    found = {}
+    found: dict[str, torch.Tensor] = {}
     for name in ("weight", "weight_packed", "qweight", "weight_q", "w"):
-        value = getattr(linear, name, None)
+        value: Any = getattr(linear, name, None)
         if callable(value) and not is_tensor(value) and hasattr(linear, "_packed_params"):
             value = value()  # torch.ao's quantised layers
         if is_tensor(value):
@@ -341,12 +342,14 @@ def scaled(linear: Any, weight: torch.Tensor) -> torch.Tensor | None:
     block = getattr(linear, "weight_block_size", None)
     if block and scale.dim() == 2:
         scale = scale.repeat_interleave(int(block[0]), 0)[:rows].repeat_interleave(int(block[1]), 1)[:, :columns]
-        return values * scale if scale.shape == values.shape else None
-    if scale.numel() == 1:
-        return values * scale.reshape(())
+        blocks: torch.Tensor | None = values * scale if scale.shape == values.shape else None
+        return blocks
     if scale.numel() == rows:
-        return values * scale.reshape(rows, 1)
-    return None
+        scale = scale.reshape(rows, 1)
+    elif scale.numel() != 1:
+        return None
+    product: torch.Tensor = values * scale.reshape(-1, 1)
+    return product
 
 
 # ---- the output buffer
