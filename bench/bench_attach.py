@@ -3,8 +3,9 @@
     bench_attach.py [--json FILE] [--rounds N] [--tokens N] [--model DIR]
 
 Processor time a token of generate(), the prompt's forward included. Each way of observing has its own process; the
-processes take turns, one generate() each a round, so that all of them meet the same machine. Reported is the median over
-the rounds of the ratio to the unobserved process of the same round.
+processes take turns, one generate() each a round, so that all of them meet the same machine. Reported is the median
+over the rounds of the ratio to the unobserved process of the same round; beside it the fastest round against the fastest,
+which other work on the machine disturbs less.
 
   modules    the output of every module (79) with statistics, sketch, grids and recording
   profile    what the transformers profile records: 103 canonical sites, the router's choice computed again
@@ -122,7 +123,7 @@ def main() -> None:
         more = f", {events[way]:.0f} events a token" if way in events else ""
         print(
             f"{way}: {statistics.median(ratios):.3f} x (quartiles {statistics.quantiles(ratios)[0]:.3f} to "
-            f"{statistics.quantiles(ratios)[2]:.3f}){more}",
+            f"{statistics.quantiles(ratios)[2]:.3f}; fastest against fastest {min(times[way]) / min(off):.3f}){more}",
             file=sys.stderr,
         )
         results.append(
