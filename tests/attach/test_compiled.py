@@ -91,7 +91,7 @@ def test_CodeCompiledBeforeTheProbeIsTold(run, cache):
     main = """
 import torch, lib
 model = lib.Model().eval()
-step = torch.compile(model, fullgraph=True)
+step = torch.compile(model, fullgraph=True, backend="aot_eager")
 with torch.no_grad():
     step(torch.ones(2, 16))
     import assay.attach
@@ -102,3 +102,20 @@ with torch.no_grad():
 """
     outcome = run({"lib.py": LIBRARY, "main.py": main}, env=cache)
     assert "compiled before the probe was placed" in outcome.out, outcome.err
+
+
+def test_ModulesThatAreCalledInCompiledCodeAloneAreFound(run):
+    main = """
+import torch, lib
+model = lib.Model().eval()
+def step(x):
+    return model(x) + 1
+def make():
+    block = lib.Block().eval()
+    return lambda x: block(x)
+with torch.no_grad():
+    for function in (step, make()):
+        torch.compile(function, fullgraph=True, backend="aot_eager")(torch.ones(2, 16))
+"""
+    outcome = run({"lib.py": LIBRARY, "main.py": main}, "--probes", "module:layers.1.proj,module:proj")
+    assert [e.site for e in outcome.events] == ["layers.1.proj.in", "layers.1.proj.out", "proj.in", "proj.out"], outcome.err

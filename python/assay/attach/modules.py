@@ -196,6 +196,28 @@ def observe(
     return Modules(probe, tuple(found))
 
 
+def _modules_of(function: Any, kind: type) -> list[Any]:
+    """The modules that a function given to torch.compile is about: itself, the object it is bound to, and what its closure,
+    defaults and globals hold."""
+    if isinstance(function, kind):
+        return [function]
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, kind):
+        return [owner]
+    inner = getattr(owner, "__func__", function)
+    code = getattr(inner, "__code__", None)
+    if code is None:
+        return []
+    held = [*(getattr(inner, "__defaults__", None) or ()), *(getattr(inner, "__kwdefaults__", None) or {}).values()]
+    for cell in getattr(inner, "__closure__", None) or ():
+        try:
+            held.append(cell.cell_contents)
+        except ValueError:  # not filled yet
+            continue
+    held.extend(inner.__globals__[name] for name in code.co_names if name in inner.__globals__)
+    return [value for value in held if isinstance(value, kind)]
+
+
 class Roots:
     """Finds root modules: a module that is called, or given to torch.compile, before any module that contains it.
 
@@ -214,6 +236,8 @@ class Roots:
             self._session.when_imported("torch", self._install)
 
     def found(self, root: Any) -> None:
+        if type(root).__module__.startswith(("torch.fx", "torch._")):
+            return  # a graph that a compiler made of a program's modules
         with _lock:
             if vars(root).get("_assay_seen"):
                 return
@@ -232,14 +256,13 @@ class Roots:
         roots = self
 
         def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._assay_seen:
+            if not self._assay_seen and not compiled.is_compiling():
                 roots._session.guard("finding root modules", roots.found, self)
             return call(self, *args, **kwargs)
 
         @functools.wraps(compile_)
         def compile(model: Any = None, *args: Any, **kwargs: Any) -> Any:
-            owner = model if isinstance(model, kind) else getattr(model, "__self__", None)
-            if isinstance(owner, kind):
+            for owner in roots._session.guard("finding root modules", _modules_of, model, kind) or ():
                 roots._session.guard("finding root modules", roots.found, owner)
             return compile_(model, *args, **kwargs)
 
