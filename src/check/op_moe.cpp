@@ -390,6 +390,8 @@ void JudgeActivation(Subject& s, bool experts) {
     if (up != nullptr) Missing(s, s.Sibling("mlp.gate"));
     return;
   }
+  // Recorded and not to be read: it is not the activation of gate alone.
+  if (up == nullptr && s.capture().HasSite(s.Sibling("mlp.up"))) return Missing(s, s.Sibling("mlp.up"));
   act.inputs = {{gate->info->name, gate}, {s.Sibling("mlp.up"), up}};
   act.run = [&](std::span<const Array> in) -> Result<oracle::Computed> {
     if (up == nullptr) return oracle::Activate(in[0], spec);

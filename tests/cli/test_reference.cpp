@@ -1,6 +1,5 @@
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -223,27 +222,26 @@ TEST_F(ReferenceCommand, DamagedPayloadIsNamedAndNeverCalledFine) {
         Reference({"--tokens", "5,6", "--max-tokens", "1", "--level", "payload", "--trace", Folder(name)}).exit_code,
         0);
   }
-  EXPECT_EQ(RunAssay({"show", Folder("b")}).exit_code, 0);
-  std::vector<std::string> files;
-  for (const auto& entry : std::filesystem::directory_iterator(Folder("b") + "/payloads"))
-    files.push_back(entry.path());
-  std::sort(files.begin(), files.end());
-  const auto damage = [](const std::string& how, const std::string& file) {
+  const Output shown = RunAssay({"show", Folder("b"), "--site", "layers.0.attn.q", "--json"});
+  EXPECT_EQ(shown.exit_code, 0);
+  const Result<Json> json = ParseJson(shown.out, "stdout");
+  ASSERT_TRUE(json.ok());
+  const std::string hash = (*json)["steps"][0]["events"][0]["payload"]["sha256"];
+  const std::string file = Folder("b") + "/payloads/" + hash, kept = Folder("kept");
+  const auto damage = [](const std::string& how, const std::string& path) {
     if (how == "missing") {
-      std::filesystem::remove(file);
+      std::filesystem::remove(path);
     } else if (how == "truncated") {
-      std::filesystem::resize_file(file, 1);
+      std::filesystem::resize_file(path, 1);
     } else {
-      Bytes bytes = ReadBytes(file);
+      Bytes bytes = ReadBytes(path);
       bytes[bytes.size() / 2] ^= 1;
-      WriteBytes(file, bytes);
+      WriteBytes(path, bytes);
     }
   };
   for (const std::string how : {"flipped", "truncated", "missing"}) {
-    const std::string file = files[how.size() % files.size()], kept = Folder("kept");
     std::filesystem::copy_file(file, kept);
     damage(how, file);
-    const std::string hash = std::filesystem::path(file).filename();
     const Output diff = RunAssay({"diff", Folder("a"), Folder("b")}), show = RunAssay({"show", Folder("b")}),
                  check = RunAssay({"check", Folder("b")});
     EXPECT_EQ(diff.exit_code, 3) << how;
