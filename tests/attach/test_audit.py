@@ -49,7 +49,7 @@ def files(dtype):
     return {"lib.py": LIBRARY, "main.py": MAIN.replace("DTYPE", dtype)}
 
 
-@pytest.mark.parametrize("dtype", ["torch.bfloat16", "torch.float32", "torch.int64"])
+@pytest.mark.parametrize("dtype", ["torch.bfloat16", "torch.float32", "torch.int64", "torch.int8"])
 def test_TheHostSeesTheBitsThatItWouldHaveSeenAlone(run, tmp_path, dtype):
     off = run(files(dtype), "--attach", "none", folder=tmp_path / "off")
     on = run(files(dtype), "--probes", PROBES, folder=tmp_path / "on")

@@ -235,6 +235,35 @@ def test_TheHostGetsItsOwnResultWhateverAroundDoes(lib, misbehave):
         lib.f("a")
 
 
+def test_SeveralAroundsNestAndAllRun(lib):
+    order = []
+
+    def around(name):
+        def inner(call, run):
+            order.append(f"{name} in")
+            run()
+            order.append(f"{name} out")
+
+        return inner
+
+    attach(Quiet(), lib, "f", around=around("a"))
+    attach(Quiet(), lib, "f", around=around("b"), after=lambda call, result: order.append(result))
+    assert lib.f(1) == 3 and order == ["a in", "b in", 3, "b out", "a out"]
+    order.clear()
+    with pytest.raises(TypeError):
+        lib.f("a")
+    assert order == ["a in", "b in"]
+
+
+def test_AroundACoroutineIsSaidNotToRun(lib):
+    import asyncio
+
+    session = Quiet()
+    probe = attach(session, lib, "Child.later", around=lambda call, run: run())
+    assert asyncio.run(lib.Child().later(4)) == 8 and probe.fired == 0
+    assert "is not run" in str(session.problems[0])
+
+
 def test_WhatACallbackCallsIsNotObserved(lib):
     probe = attach(Quiet(), lib, "f", before=lambda call: lib.f(9))
     lib.f(1)
@@ -254,6 +283,7 @@ def test_PatchingTwiceIsOneWrapper(lib):
         ("Child.metod", "Child has no metod; nearest: method"),
         ("Chld.method", "hooked_lib has no Chld; nearest: Child"),
         ("Child.size", "is a property"),
+        ("Child", "Child in hooked_lib is a class; name one of its methods, such as Child.__init__"),
         ("number", "is a int, which cannot be called"),
     ],
 )

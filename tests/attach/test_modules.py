@@ -92,6 +92,43 @@ def test_StateCopiesAndPicklesAreThoseOfTheModuleAlone(session):
     assert torch.equal(again(torch.ones(1, 3)), root(torch.ones(1, 3)))
 
 
+def test_ACopyIsNotRecordedUnderTheOriginalsName(session):
+    root = Outer()
+    seen, _ = observe(session, root, "*")
+    twin = copy.deepcopy(root)
+    twin(torch.ones(1, 3))
+    assert seen == []
+    again, found = observe(session, twin, "inner")
+    twin(torch.ones(1, 3))
+    assert seen == [] and len(again) == 2 and found.probe.state == "attached"
+
+
+def test_ANumberOfAnotherProcessIsNobodys(session):
+    root = Outer()
+    seen, _ = observe(session, root, "*")
+    for module in root.modules():
+        object.__setattr__(module, "_assay_number", 10**6)  # as out of a pickle
+    root(torch.ones(1, 3))
+    assert seen == []
+
+
+class Scripted(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.proj = torch.nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.proj(x) + 1
+
+
+def test_ScriptingAnObservedModuleWorksAndLeavesItObserved(session):
+    root = Scripted()
+    seen, _ = observe(session, root, "*")
+    scripted = torch.jit.script(root)
+    assert torch.equal(scripted(torch.ones(1, 3)), root(torch.ones(1, 3)))
+    assert len(seen) == 4
+
+
 def test_WhatAModuleRaisesAndWhatACallbackRaises(session):
     root = Outer()
     session.modules(root, "inner", then=lambda *a: 1 / 0)
@@ -117,5 +154,7 @@ def test_RootsAreFoundOnceBeforeTheyRunAndPartsOfThemAreNone(session):
     finder.found(model)
     finder.found(model.inner)
     finder.found(other)
-    assert roots == [model, other]
+    twin = copy.deepcopy(model)
+    finder.found(twin)
+    assert roots == [model, other, twin]
     assert current() is None  # nothing of this is the process's own session

@@ -134,6 +134,15 @@ def test_AWrongSettingInTheEnvironmentIsSaidAndTheProgramGoesOn(tmp_path):
     assert "assay: cannot attach: ASSAY, column 1" in done.stderr and "did you mean all" in done.stderr
 
 
+def test_AClosedStderrIsNoReasonToFail(tmp_path):
+    (tmp_path / "lib.py").write_text(LIBRARY)
+    (tmp_path / "main.py").write_text("import sys, os\nos.close(2)\nsys.stderr = None\n" + PLAIN)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "python/assay/attach/site_hook"), "ASSAY_PROBES": "call:lib.f"}
+    for wrong in ({"ASSAY": "al"}, {"ASSAY": "all", "ASSAY_DIR": "main.py/t"}):
+        done = subprocess.run([sys.executable, "main.py"], cwd=tmp_path, env={**environment, **wrong}, stdout=subprocess.PIPE)
+        assert done.returncode == 0 and done.stdout == b"24.0\n"
+
+
 def test_OffLoadsNothingAndRecordsNothing(tmp_path):
     for value in (None, "", "0", "off"):
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "python/assay/attach/site_hook")}

@@ -20,8 +20,9 @@ from .probes import Probe
 if TYPE_CHECKING:
     from .session import Session
 
-# Bits of one element by its size in bytes: for floating types a NaN whose payload arithmetic does not produce.
-PATTERNS = {1: 0x7F, 2: 0x7FA5, 4: 0x7FA5A5A5, 8: 0x7FFA5A5A5A5A5A5A}
+# Bits of one element by its size in bytes: for floating types a NaN whose payload arithmetic does not produce. A byte has
+# no pattern that could not be a result.
+PATTERNS = {2: 0x7FA5, 4: 0x7FA5A5A5, 8: 0x7FFA5A5A5A5A5A5A}
 
 Name = Callable[[Call], tuple[str, int | None]]
 Known = Callable[[Call, Any], dict[str, Any]]
@@ -133,7 +134,7 @@ class _Auditor:
 
 
 def _integer_of(torch: Any, size: int) -> Any:
-    return {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
+    return {2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
 
 
 def _unfit(buffer: Any, call: Call, output: str) -> str:
@@ -142,8 +143,10 @@ def _unfit(buffer: Any, call: Call, output: str) -> str:
 
     if not isinstance(buffer, torch.Tensor):
         return f"{output} is {type(buffer).__name__}, not a tensor"
-    if not buffer.is_cpu or buffer.layout is not torch.strided or buffer.element_size() not in PATTERNS:
+    if not buffer.is_cpu or buffer.layout is not torch.strided:
         return f"{output} is not a strided tensor in host memory"
+    if buffer.element_size() not in PATTERNS:
+        return f"{output} is {buffer.dtype}: elements of one byte have no pattern that could not be a result"
     if buffer.is_complex() or buffer.numel() == 0:
         return f"{output} is empty or complex"
     if buffer.requires_grad and torch.is_grad_enabled():

@@ -114,15 +114,19 @@ class Site:
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call, observed. What the original raises passes unchanged."""
         call, listeners = self._enter(args, kwargs)
-        for listener in listeners:
-            if listener.around is not None:
-                return self._run_around(call, listener.around)
+        arounds = [listener.around for listener in listeners if listener.around is not None]
+        if arounds:
+            return self._run_around(call, arounds)
         result = self.original(*args, **kwargs)
         self._leave(call, listeners, result)
         return result
 
     async def run_async(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call, listeners = self._enter(args, kwargs)
+        for listener in listeners:
+            if listener.around is not None:
+                listener.probe.fired -= 1
+                self.session.failed(self.label, TypeError("asynchronous: what must hold during the call is not run"))
         result = await self.original(*args, **kwargs)
         self._leave(call, listeners, result)
         return result
@@ -150,8 +154,8 @@ class Site:
         finally:
             inside.callback = False
 
-    def _run_around(self, call: Call, around: Around) -> Any:
-        """The callable runs exactly once, whatever ``around`` does, and its outcome is the host's."""
+    def _run_around(self, call: Call, arounds: list[Around]) -> Any:
+        """The callable runs exactly once, inside all of ``arounds``, whatever they do; its outcome is the host's."""
         outcome: list[Any] = []
         error: list[BaseException] = []
 
@@ -161,19 +165,17 @@ class Site:
             if not outcome:
                 inside.callback = False
                 try:
-                    outcome.append(self.original(*call.args, **call.kwargs))
+                    outcome.append(self._innermost(call, arounds[1:]))
                 except BaseException as problem:
                     error.append(problem)
                     raise
                 finally:
                     inside.callback = True
-                self._leave(call, self.listeners, outcome[0])
-                inside.callback = True
             return outcome[0]
 
         inside.callback = True
         try:
-            around(call, proceed)
+            arounds[0](call, proceed)
         except BaseException as problem:
             if not error and isinstance(problem, Exception):
                 self.session.failed(self.label, problem)
@@ -182,10 +184,17 @@ class Site:
         finally:
             inside.callback = False
         if not outcome and not error:
-            return self.original(*call.args, **call.kwargs)
+            return self._innermost(call, arounds[1:])
         if error:
             raise error[0]
         return outcome[0]
+
+    def _innermost(self, call: Call, arounds: list[Around]) -> Any:
+        if arounds:
+            return self._run_around(call, arounds)
+        result = self.original(*call.args, **call.kwargs)
+        self._leave(call, self.listeners, result)
+        return result
 
     def observe_compiled(self, when: str, label: str, names: list[str], values: list[Any]) -> None:
         """What a compiled graph delivers instead of run()."""

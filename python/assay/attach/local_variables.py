@@ -6,6 +6,8 @@ Line numbers and file name stay, so that tracebacks and debuggers show the sourc
 
 from __future__ import annotations
 
+import __future__
+
 import ast
 import copy
 import inspect
@@ -117,7 +119,7 @@ def _compile(function: FunctionType, definition: ast.stmt, line_offset: int) -> 
     return found.replace(**changes)  # type: ignore[arg-type]
 
 
-_FUTURE_FLAGS = 0x1000000 | 0x100000  # annotations, generator_stop (CO_FUTURE_*); the rest is older than 3.10
+_FUTURE_FLAGS = __future__.annotations.compiler_flag  # the others are always on in 3.10
 
 
 def _find(code: CodeType, name: str) -> CodeType | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -38,9 +39,10 @@ class Modules:
 class _Watched:
     """One observed module."""
 
-    __slots__ = ("befores", "label", "name", "number", "session", "thens")
+    __slots__ = ("befores", "label", "module", "name", "number", "session", "thens")
 
-    def __init__(self, session: Session, name: str, label: str) -> None:
+    def __init__(self, session: Session, module: Any, name: str, label: str) -> None:
+        self.module = weakref.ref(module)
         self.session = session
         self.name = name
         self.label = label
@@ -92,6 +94,34 @@ _by_label: dict[str, _Watched] = {}
 compiled.register("module", _CompiledModules())
 
 
+_wrapped: dict[Any, tuple[Any, Any]] = {}  # class -> its own forward or None, and the wrapper
+
+
+def _let_script(torch: Any) -> None:
+    """TorchScript reads the source of forward, which a wrapper hides: scripting sees the classes as they were."""
+    script = torch.jit.script
+    if hasattr(script, "_assay_script"):
+        return
+
+    @functools.wraps(script)
+    def without(*args: Any, **kwargs: Any) -> Any:
+        with _lock:
+            wrapped = dict(_wrapped)
+        for kind, (own, _wrapper) in wrapped.items():
+            if own is None:
+                del kind.forward
+            else:
+                kind.forward = own
+        try:
+            return script(*args, **kwargs)
+        finally:
+            for kind, (_own, wrapper) in wrapped.items():
+                kind.forward = wrapper
+
+    without._assay_script = True  # type: ignore[attr-defined]
+    torch.jit.script = without
+
+
 def _wrap_forward(kind: Any) -> None:
     """Puts the wrapper around the class's forward, once."""
     original = getattr(kind, "forward", None)
@@ -112,7 +142,9 @@ def _wrap_forward(kind: Any) -> None:
         local = inside
         if local.callback:
             return original(self, *args, **kwargs)
-        watched = _watched[number]
+        watched = _watched[number] if number < len(_watched) else None
+        if watched is None or watched.module() is not self:  # a copy, or out of another process
+            return original(self, *args, **kwargs)
         if watched.befores:
             watched.enter(self, args, kwargs)
         result = original(self, *args, **kwargs)
@@ -129,15 +161,23 @@ def _wrap_forward(kind: Any) -> None:
         return result
 
     functools.update_wrapper(forward, original)
+    _wrapped[kind] = (vars(kind).get("forward"), forward)
     kind.forward = forward
     kind._assay_forward = True
 
 
-def _watch(session: Session, module: Any, name: str, prefix: str) -> _Watched:
+def _of(module: Any) -> _Watched | None:
+    """The module's own; the number that it carries goes into copies and pickles, too."""
     number = getattr(module, "_assay_number", -1)
-    if number >= 0:
-        return _watched[number]
-    watched = _Watched(session, name, session.label(module, prefix + name))
+    watched = _watched[number] if 0 <= number < len(_watched) else None
+    return watched if watched is not None and watched.module() is module else None
+
+
+def _watch(session: Session, module: Any, name: str, prefix: str) -> _Watched:
+    known = _of(module)
+    if known is not None:
+        return known
+    watched = _Watched(session, module, name, session.label(module, prefix + name))
     with _lock:
         watched.number = len(_watched)
         _watched.append(watched)
@@ -148,6 +188,7 @@ def _watch(session: Session, module: Any, name: str, prefix: str) -> _Watched:
     if not hasattr(base, "_assay_number"):
         base._assay_number = -1
         base._assay_before = base._assay_after = False
+        _let_script(torch)
     _wrap_forward(type(module))
     object.__setattr__(module, "_assay_number", watched.number)
     return watched
@@ -239,10 +280,10 @@ class Roots:
         if type(root).__module__.startswith(("torch.fx", "torch._")):
             return  # a graph that a compiler made of a program's modules
         with _lock:
-            if vars(root).get("_assay_seen"):
+            if vars(root).get("_assay_seen") == id(root):
                 return
             for module in root.modules():
-                object.__setattr__(module, "_assay_seen", True)
+                object.__setattr__(module, "_assay_seen", id(module))  # a copy's is another's
         self._session.hook.settle()
         for then in self._callbacks:
             self._session.guard(f"root module {type(root).__name__}", then, root)
@@ -251,12 +292,12 @@ class Roots:
         kind = torch.nn.Module
         if "_assay_seen" in vars(kind):
             return
-        kind._assay_seen = False
+        kind._assay_seen = 0
         call, compile_ = kind.__call__, torch.compile
         roots = self
 
         def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._assay_seen and not compiled.is_compiling():
+            if not compiled.is_compiling() and self._assay_seen != id(self):
                 roots._session.guard("finding root modules", roots.found, self)
             return call(self, *args, **kwargs)
 

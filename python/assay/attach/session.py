@@ -22,9 +22,13 @@ from .calls import After, Around, Before, Call
 from .import_hook import ImportHook
 from .probes import NotFoundError, Probe
 from .rows import Rows
+from .say import say
 
 PROFILES = {"torch": ("torch",), "transformers": ("transformers",), "vllm": ("vllm",)}
 """Profiles that come with the package, and the modules whose import loads each."""
+
+MAX_FAILURES = 256
+"""Kinds of error that are kept apart; a message may hold a number that differs each time."""
 
 
 class Session:
@@ -131,7 +135,7 @@ class Session:
             self._trace = Trace(rank=rank, world_size=world, meta=facts, errors="count", **knobs)
         except Exception as problem:
             self._trace_failed = str(problem)
-            sys.stderr.write(f"assay: cannot record: {problem}; the program goes on without\n")
+            say(f"cannot record: {problem}; the program goes on without")
             return
         with contextlib.suppress(Exception):
             self._finish_with_a_child()
@@ -356,11 +360,9 @@ class Session:
     def failed(self, what: str, problem: BaseException) -> None:
         """Counts an error of a callback or of the attachment itself; the end of the trace has them."""
         key = (what, f"{type(problem).__name__}: {problem}"[:500])
+        if key not in self._failures and len(self._failures) >= MAX_FAILURES:
+            key = ("others", f"beyond the first {MAX_FAILURES} kinds of error")
         self._failures[key] = self._failures.get(key, 0) + 1
-        if os.environ.get("DEBUG_ASSAY_ATTACH"):
-            import traceback
-
-            traceback.print_exception(problem)
 
     def note(self, site: str, reason: str, count: int = 0, detail: str = "") -> None:
         """A note in the trace's coverage. Opens the trace."""
@@ -402,7 +404,7 @@ class Session:
         try:
             self._trace.close()
         except Error as problem:
-            sys.stderr.write(f"assay: {problem}\n")
+            say(str(problem))
 
     def _after_fork(self) -> None:
         """The child opens a recording of its own: its rank may be another."""

@@ -48,6 +48,8 @@ def resolve(module: ModuleType, path: str) -> Place:
         except AttributeError:
             raise NotFoundError(_missing(owner, part)) from None
     raw = _static(owner, name)
+    if isinstance(raw, type):
+        raise NotFoundError(f"{path} in {module.__name__} is a class; name one of its methods, such as {path}.__init__")
     if not callable(raw) and not isinstance(raw, (staticmethod, classmethod)):
         kind = "a property" if isinstance(raw, property) else f"a {type(raw).__name__}, which cannot be called"
         raise NotFoundError(f"{path} in {module.__name__} is {kind}")

@@ -7,7 +7,6 @@ without it (``python -S``, an embedded interpreter). It imports nothing when ASS
 from __future__ import annotations
 
 import os
-import sys
 
 
 def register() -> None:
@@ -19,4 +18,7 @@ def register() -> None:
 
         assay.attach.start()
     except Exception as problem:  # vLLM goes on whatever is wrong with us
-        sys.stderr.write(f"assay: cannot attach: {problem}; the program goes on without\n")
+        try:
+            os.write(2, f"assay: cannot attach: {problem}; the program goes on without\n".encode())
+        except OSError:
+            pass

@@ -39,6 +39,15 @@ def _own_package() -> str | None:
     return attach.rpartition("/")[0] if hook.endswith("assay/attach/site_hook") else None
 
 
+def _say(text: str) -> None:
+    import os  # there since the interpreter's start; assay.attach.say may be what cannot be imported
+
+    try:
+        os.write(2, text.encode(errors="backslashreplace"))
+    except OSError:
+        pass
+
+
 class _Watcher:
     """A finder of sys.meta_path. It finds the package itself where `assay run` has it, and starts the attachment at the
     first watched import."""
@@ -62,6 +71,6 @@ class _Watcher:
 
             finder = assay.attach.start()
         except Exception as problem:  # the host goes on whatever is wrong with us
-            sys.stderr.write(f"assay: cannot attach: {problem}; the program goes on without\n")
+            _say(f"assay: cannot attach: {problem}; the program goes on without\n")
             return None
         return None if finder is None else finder.find_spec(name, path, target)
