@@ -145,7 +145,9 @@ std::string ToText(const RunReport& report, const RunOptions& options, bool to_s
   if (to_stderr) return text;
   if (report.processes.empty()) {
     line(
-        "nothing was recorded: the command opened no recording. It must use the C interface (assay_open) or the "
+        "nothing was recorded: the command opened no recording. It must run torch in a Python that assay attaches to, "
+        "or "
+        "use the C interface (assay_open) or the "
         "Python package (assay.trace)");
     return text;
   }
@@ -159,8 +161,8 @@ std::string ToText(const RunReport& report, const RunOptions& options, bool to_s
       // Sites that never fired are many with a wide profile: counted. Probes, which have a kind in front, are named.
       const bool probe = note.site.find(':') != std::string::npos;
       if (note.reason == "never fired" && !probe) ++silent;
-      if (note.reason != "not found" && note.reason != "dropped" && note.reason != "failed" && note.reason != "unwritten" &&
-          !(note.reason == "never fired" && probe)) {
+      if (note.reason != "not found" && note.reason != "dropped" && note.reason != "failed" &&
+          note.reason != "unwritten" && !(note.reason == "never fired" && probe)) {
         continue;
       }
       line(fmt::format("    {}: {}{}{}", note.site, note.reason, note.count != 0 ? fmt::format(" {}", note.count) : "",

@@ -64,7 +64,8 @@ class Explainer {
   bool IsCache() const {
     const std::string& stem = index_.sites[site_].parsed.stem;
     return stem == "attn.kv_write" || stem == "attn.k" || stem == "attn.v" || stem == "attn.k_pe" ||
-           stem == "attn.kv_c_normed" || stem == "attn.k_nope";
+           stem == "attn.kv_c_normed" || stem == "attn.k_nope" || stem == "attn.k_read" || stem == "attn.v_read" ||
+           stem == "attn.kv_read";
   }
 
   // Calls f(request, rows) for each request of the site on a side, from the row grids.

@@ -134,6 +134,11 @@ Status Observe(const Settings& settings, const Observation& o, PendingEvent* pen
   event.shard = o.shard;
   ASSAY_RETURN_IF_ERROR(ResolveAxes(o, site, &event));
   if (event.row_axis < 0 && !o.runs.empty()) {
+    if (!site.axes.empty() && site.n_axes != o.view.rank()) {
+      return Status::Usage(site.name + ": rows are given, but the site's axes \"" + site.axes +
+                           "\" are not those of a tensor of rank " + std::to_string(o.view.rank()) +
+                           "; name this one's own (axes with a T, or row_axis)");
+    }
     return Status::Usage(site.name +
                          ": rows are given for a tensor without a row axis; name the axis (row_axis, or T " +
                          "in axes), or leave the rows out");

@@ -15,7 +15,16 @@ size_t WidthOf(const std::string& text) {
 }  // namespace
 
 void TextTable::Add(std::vector<std::string> cells) {
-  for (std::string& cell : cells) cell = Printable(cell, false);
+  constexpr size_t kMaxBytes = 1000;  // of a cell: longer names are a slip of the host's
+  for (std::string& cell : cells) {
+    if (cell.size() > kMaxBytes) {
+      size_t end = kMaxBytes;
+      while (end > 0 && (cell[end] & 0xc0) == 0x80) --end;  // not inside a UTF-8 sequence
+      cell.resize(end);
+      cell += "…";
+    }
+    cell = Printable(cell, false);
+  }
   rows_.push_back(std::move(cells));
 }
 
