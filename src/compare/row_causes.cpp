@@ -51,7 +51,7 @@ class Explainer {
     if (nonfinite) ExplainNonFinite();
     if (rows_.empty()) return std::move(cause_);
     if (cause_.cls == fault_class::kUnknown) ExplainZeroRows();
-    if (cause_.cls == fault_class::kUnknown) ExplainRepeatedRows();
+    if (cause_.cls == fault_class::kUnknown && !RowsAreFewIntegers()) ExplainRepeatedRows();
     if (cause_.cls == fault_class::kUnknown) ExplainMissingReduction();
     if (cause_.cls == fault_class::kUnknown) ExplainScale();
     if (cause_.cls == fault_class::kUnknown) ExplainSum();
@@ -139,6 +139,20 @@ class Explainer {
                                 " rows are all zero in " + kSideName[side]);
       return;
     }
+  }
+
+  // Positions, slots, ids: such rows equal others by chance, and holding another's value says nothing.
+  bool RowsAreFewIntegers() const {
+    constexpr uint64_t kFew = 8;
+    const JointSite& site = index_.sites[site_];
+    for (int side : {kA, kB}) {
+      if (site.begin[side] == site.end[side]) continue;
+      const Piece& piece = index_.pieces[side][site.begin[side]];
+      const EventView event = index_.trace[side]->event(piece.event);
+      const SegmentSummary segment = event.segment(static_cast<int32_t>(piece.segment));
+      if (IsFloat(event.dtype()) || segment.count > kFew * std::max<uint64_t>(piece.rows(), 1)) return false;
+    }
+    return true;
   }
 
   struct Seen {
