@@ -95,10 +95,11 @@ def test_ValueOfMhaComesPadded(chunked):
 
 def test_GraphsOfObservedRunsAreKeptApart(bench, compiled_off, compiled_on):
     """Both directions: the observed run fired although the cache had graphs without probes, and a run without assay
-    behind it loads those again."""
+    behind it goes to those, not to the ones with probes."""
     assert any(e.site == "layers.0.attn.q_a" for e in compiled_on.events())
     folders = [p.name for p in bench.cache.iterdir()]
     assert any(name.startswith("assay-") for name in folders) and "torch_compile_cache" in folders
     again = bench.run("compiled-off-again", COMPILED, observed=False)
     assert again.answers == compiled_off.answers
-    assert "Directly load AOT compilation from path" in again.log and "/assay-" not in again.log
+    assert f"{bench.cache}/torch_compile_cache/" in again.log and "/assay-" not in again.log
+    assert f"{bench.cache}/assay-" in compiled_on.log and f"{bench.cache}/torch_compile_cache/" not in compiled_on.log
