@@ -6,6 +6,8 @@
 #include <tuple>
 #include <unordered_map>
 
+#include "compare/site_graph.h"
+
 namespace assay {
 namespace {
 
@@ -36,6 +38,13 @@ int64_t CausalOrder(const JointSite& site) {
       break;
     }
     return ExecutionOrder(first) - 1;
+  }
+  if (site.parsed.layer >= 0 && IsCacheRead(site.parsed.stem)) {
+    SiteName written = site.parsed;
+    for (const SiteDef& def : AllSites()) {
+      if (def.name == "attn.kv_write") written.def = &def;
+    }
+    return ExecutionOrder(written) + 1;
   }
   return ExecutionOrder(site.parsed);
 }

@@ -1,6 +1,7 @@
 #include "compare/site_graph.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <string>
 #include <unordered_map>
@@ -12,6 +13,8 @@ namespace {
 
 // Bridged layers are reached over many ways; more than this many roundings (64 u in quadrature) are not told apart.
 constexpr double kMaxRoundings = 4096;
+
+constexpr std::string_view kCacheReads[] = {"attn.k_read", "attn.v_read", "attn.kv_read"};
 
 // What stands behind a name: itself when it is common, else what its definition reads.
 struct Ancestors {
@@ -80,7 +83,7 @@ class GraphBuilder {
       return;
     }
     if (site.parsed.def == nullptr) {
-      BuildForeign(i);
+      if (!BuildCacheRead(i)) BuildForeign(i);
       return;
     }
     node.op = site.parsed.def->op;
@@ -101,8 +104,29 @@ class GraphBuilder {
     for (const GraphEdge& edge : inputs.edges) {
       node.edges.push_back({edge.site, edge.context, std::min(edge.gain * model.gain, SiteGraph::kMaxGain)});
     }
+    const bool attends =
+        std::any_of(node.edges.begin(), node.edges.end(), [](const GraphEdge& edge) { return edge.context; });
+    for (const std::string_view read : kCacheReads) {
+      const int64_t common = attends ? Common(FormatSiteName(site.parsed.layer, read)) : -1;
+      if (common >= 0) node.edges.push_back({static_cast<uint32_t>(common), true, model.gain});
+    }
     node.inputs_known = !node.edges.empty();
     node.margin_site = Common(site.name + ".margin");
+  }
+
+  // A row read from the cache is the row written there, or a part of it. False: it is no such site, or what was written
+  // is not known.
+  bool BuildCacheRead(uint32_t i) {
+    const SiteName& name = index_.sites[i].parsed;
+    const int64_t written = IsCacheRead(name.stem) ? Common(FormatSiteName(name.layer, "attn.kv_write")) : -1;
+    if (written < 0) return false;
+    GraphNode& node = graph_.nodes[i];
+    const OpModel model = ModelOf(SiteOp::kCopy);
+    node.op = SiteOp::kCopy;
+    node.roundings = model.roundings;
+    node.edges.push_back({static_cast<uint32_t>(written), false, model.gain});
+    node.inputs_known = true;
+    return true;
   }
 
   // Sites without a definition: a value without token rows has no inputs; a value with rows is taken to come from
@@ -241,6 +265,10 @@ class GraphBuilder {
 };
 
 }  // namespace
+
+bool IsCacheRead(std::string_view stem) {
+  return std::find(std::begin(kCacheReads), std::end(kCacheReads), stem) != std::end(kCacheReads);
+}
 
 SiteGraph SiteGraph::Build(const JointIndex& index, const std::vector<uint8_t>& comparable) {
   return GraphBuilder(index, comparable).Run();

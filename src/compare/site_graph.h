@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "compare/joint_index.h"
@@ -28,6 +29,10 @@ struct GraphNode {
   uint32_t last_use = 0;     // last site that reads this one
   int64_t margin_site = -1;  // companion "NAME.margin", when it is common
 };
+
+// "attn.k_read", "attn.v_read", "attn.kv_read": rows as attention gathered them from the cache. No engine must record
+// them; where both sides did, they stand between attn.kv_write and attention.
+bool IsCacheRead(std::string_view stem);
 
 struct SiteGraph {
   static constexpr double kMaxGain = 64;

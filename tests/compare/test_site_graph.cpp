@@ -64,6 +64,16 @@ TEST(SiteGraph, CommonInputsAreDirect) {
   EXPECT_EQ(f.inputs(g, "layers.1.input_norm"), Names{"layers.0.out"});
 }
 
+TEST(SiteGraph, RowsReadFromTheCacheStandBetweenTheWriteAndAttention) {
+  Fixture f({"layers.0.attn.q", "layers.0.attn.kv_write", "layers.0.attn.k_read", "layers.0.attn.v_read",
+             "layers.0.attn.out", "layers.0.attn.o_proj"});
+  const SiteGraph g = f.graph();
+  EXPECT_EQ(f.inputs(g, "layers.0.attn.k_read"), Names{"layers.0.attn.kv_write"});
+  const Names inputs = f.inputs(g, "layers.0.attn.out");
+  EXPECT_EQ(inputs.count("ctx:layers.0.attn.k_read") + inputs.count("ctx:layers.0.attn.v_read"), 2u);
+  EXPECT_EQ(f.inputs(g, "layers.0.attn.o_proj"), Names{"layers.0.attn.out"});
+}
+
 TEST(SiteGraph, OneSidedSitesAreBridgedToCommonAncestors) {
   // Absorbed on one side, materialised on the other.
   Fixture f({"embed", "layers.0.attn.kv_c_normed", "layers.0.attn.k_pe", "layers.0.attn.q_nope", "layers.0.attn.q_pe",
