@@ -136,10 +136,6 @@ void SampleContiguous(const Layout& layout, int64_t first_row, const Sampling& s
   }
 }
 
-bool RowsAreContiguous(const Layout& layout) {
-  return layout.axes.empty() || (layout.axes.size() == 1 && layout.axes[0].stride == 1);
-}
-
 }  // namespace
 
 void SampleHistogram(const Layout& layout, int64_t first_row, int64_t n_rows, Stats* stats) {
@@ -147,7 +143,7 @@ void SampleHistogram(const Layout& layout, int64_t first_row, int64_t n_rows, St
   stats->histogram_samples = 0;
   if (n_rows <= 0 || layout.cols <= 0) return;
   const Sampling sampling(layout, n_rows);
-  if (RowsAreContiguous(layout)) {
+  if (layout.contiguous) {
     if (layout.dtype == DType::kBF16) return SampleContiguous<Bf16Bits>(layout, first_row, sampling, stats);
     if (layout.dtype == DType::kF16) return SampleContiguous<F16Bits>(layout, first_row, sampling, stats);
     if (layout.dtype == DType::kF32) return SampleContiguous<F32Bits>(layout, first_row, sampling, stats);

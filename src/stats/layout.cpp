@@ -120,6 +120,7 @@ Status MakeLayout(const TensorView& view, const LogicalLayout& logical, Layout* 
   }
   l.index_inner = static_cast<uint64_t>(std::max<int64_t>(after_row, 1));
   MergeAxes(view, row_axis, &l.axes);
+  l.contiguous = l.axes.empty() || (l.axes.size() == 1 && l.axes[0].stride == 1);
 
   if (logical.full_cols < 0 || logical.col_offset < 0) {
     return Status::Usage("measure: negative full_cols or col_offset");
@@ -143,6 +144,10 @@ const uint8_t* Fetch(const Layout& layout, int64_t row, int64_t col, int64_t wan
   const uint8_t* data = static_cast<const uint8_t*>(layout.data);
   const int bits = BitsOf(layout.dtype);
   const int64_t row_offset = layout.offset_elems + row * layout.row_stride;
+  if (layout.contiguous && (bits != 4 || (row_offset + col) % 2 == 0)) {
+    *n = want;
+    return data + (row_offset + col) * bits / 8;
+  }
   const size_t n_axes = layout.axes.size();
   const Layout::Axis inner = n_axes > 0 ? layout.axes[n_axes - 1] : Layout::Axis{1, 1};
 

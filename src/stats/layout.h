@@ -35,7 +35,8 @@ struct Layout {
     int64_t size;
     int64_t stride;  // elements
   };
-  std::vector<Axis> axes;  // of the columns, outermost first, neighbours merged where memory allows; sizes > 1
+  bool contiguous = false;  // all columns of a row lie side by side
+  std::vector<Axis> axes;   // of the columns, outermost first, neighbours merged where memory allows; sizes > 1
 
   IndexMap IndexOfRow(int64_t row) const {
     const uint64_t inner = index_inner;
