@@ -43,12 +43,14 @@ struct Sampling {
   }
 };
 
-constexpr size_t kMaxSamples = static_cast<size_t>(kHistogramGroups * kLanes);
+// One group more than kHistogramGroups is taken where their number is not a multiple of 2^shift; whole vectors of
+// fields.
+constexpr size_t kMaxSamples = static_cast<size_t>((kHistogramGroups + 2) * kLanes);
 
 // Sixteen exponent fields at a time; the compiler has such vectors on every machine.
 using Bytes = uint8_t __attribute__((vector_size(16)));
 
-// How many of n fields (n a multiple of 16, at most kMaxSamples) are `field`. Lanes count to 32 at most.
+// How many of n fields (n a multiple of 16, at most kMaxSamples) are `field`. Lanes count to 33 at most.
 int CountOf(const uint8_t* fields, size_t n, uint8_t field) {
   Bytes sums = {};
   for (size_t i = 0; i < n; i += sizeof(Bytes)) {

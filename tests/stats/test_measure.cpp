@@ -304,6 +304,21 @@ TEST(Measure, HistogramOfContiguousRowsIsThatOfTheSameValuesApart) {
   }
 }
 
+TEST(Measure, HistogramTakesOneGroupMoreWhereTheSampleDoesNotDivide) {
+  ASSERT_LT(Mix64(65) & 127, 127u);  // the last group is there
+  const int64_t n = (64 * 128 + 127) * 8, stride = 1;
+  for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kF64, DType::kF8E5M2}) {
+    const std::vector<uint8_t> bytes = MakeData(dtype, n, Fill::kModest, 5);
+    std::vector<Segment> segments;
+    ASSERT_TRUE(Measure({bytes.data(), dtype, {&n, 1}, {&stride, 1}, 0}, {}, {}, &segments).ok());
+    EXPECT_EQ(segments[0].stats.histogram_samples, 520u) << NameOf(dtype);
+    uint64_t binned = 0;
+    for (const ExponentBin& bin : segments[0].stats.histogram) binned += bin.count;
+    EXPECT_LE(binned, 520u);
+    EXPECT_GE(binned, 500u) << NameOf(dtype);  // a few of the small floats are zero
+  }
+}
+
 TEST(Measure, EmptyAndRankZeroViewsAreOneSegment) {
   const float one = -2.5f;
   std::vector<Segment> segments;
