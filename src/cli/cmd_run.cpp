@@ -82,10 +82,20 @@ struct RunReport {
     for (const ProcessSummary& p : processes) sum += p.*field;
     return sum;
   }
+  // A probe that another process of the run has in place: what it is not found in does not matter.
+  bool AttachedElsewhere(const CoverageNote& note) const {
+    if (note.reason != "not found") return false;
+    for (const ProcessSummary& p : processes) {
+      for (const CoverageNote& other : p.coverage) {
+        if (other.reason == "attached" && other.site == note.site) return true;
+      }
+    }
+    return false;
+  }
   uint64_t Notes(std::string_view reason) const {
     uint64_t n = 0;
     for (const ProcessSummary& p : processes) {
-      for (const CoverageNote& note : p.coverage) n += note.reason == reason ? 1 : 0;
+      for (const CoverageNote& note : p.coverage) n += note.reason == reason && !AttachedElsewhere(note) ? 1 : 0;
     }
     return n;
   }
@@ -161,6 +171,7 @@ std::string ToText(const RunReport& report, const RunOptions& options, bool to_s
       // Sites that never fired are many with a wide profile: counted. Probes, which have a kind in front, are named.
       const bool probe = note.site.find(':') != std::string::npos;
       if (note.reason == "never fired" && !probe) ++silent;
+      if (report.AttachedElsewhere(note)) continue;
       if (note.reason != "not found" && note.reason != "dropped" && note.reason != "failed" &&
           note.reason != "unwritten" && !(note.reason == "never fired" && probe)) {
         continue;

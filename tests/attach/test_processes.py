@@ -76,6 +76,15 @@ def test_ASubprocessIsAttachedToo(run):
     assert outcome.code == 0 and outcome.out == "24.0\n" and len(outcome.events) == 2
 
 
+def test_AProbeThatAnotherProcessHasInPlaceIsNotReportedMissing(run):
+    main = "import subprocess, sys, other\nother.g(1)\nsys.exit(subprocess.call([sys.executable, 'child.py']))\n"
+    files = {"lib.py": LIBRARY, "other.py": "def g(x):\n    return x\n", "main.py": main, "child.py": PLAIN}
+    outcome = run(files, "--probes", "call:lib.f,call:other.g,call:none.h", "--strict", "on")
+    assert "call:none.h: not found" in outcome.err and outcome.code == 1
+    assert "call:lib.f: not found" not in outcome.err and "call:other.g: not found" not in outcome.err
+    assert run(files, "--probes", "call:lib.f,call:other.g", "--strict", "on", folder=outcome.folder.parent / "b").code == 0
+
+
 def test_AKilledWorkerLeavesWhatItRecordedAndWhatItAttachedTo(run):
     main = """
 import os, signal

@@ -388,7 +388,7 @@ class Session:
             if self._finished:
                 return
             self.guard("what was still waited for", self.hook.settle)
-            missing = [p for p in self.probes if p.state == "not found" or (p.requested and p.state == "waiting")]
+            missing = [p for p in self.probes if p.requested or p.state == "not found"]
             if missing or self._failures:
                 self.trace()
             self._finished = True
