@@ -7,15 +7,18 @@ cd "$(dirname "$0")/.."
 root=$PWD
 stages=${ASSAY_TEST_STAGES:-setup build ctest pytest vllm sanitize lint}
 logs=$root/build/test-logs
-mkdir -p "$logs"
+mkdir -p "$logs" && rm -f "$logs"/*.xml
 
 setup() { scripts/setup.sh test; }
 build() { cmake --preset ci && cmake --build build; }
 ctest_() { ctest --test-dir build -j "$(nproc)" --output-on-failure --no-tests=error --output-junit "$logs/ctest.xml"; }
+# A process for each folder: each has a conftest of its own, and what the tests of one attach must not reach another's.
 pytest_() {
-  local folders=() folder
-  for folder in tests/python tests/cases tests/parity tests/weights tests/attach tests/e2e; do [ -d "$folder" ] && folders+=("$folder"); done
-  .venv/bin/python -m pytest -q -ra -p no:cacheprovider --junit-xml="$logs/pytest.xml" "${folders[@]}"
+  local folder failed=0
+  for folder in python cases parity weights attach e2e; do
+    .venv/bin/python -m pytest -q -ra -p no:cacheprovider --junit-xml="$logs/pytest-$folder.xml" "tests/$folder" || failed=1
+  done
+  return $failed
 }
 # The real vLLM on the shipped model: engines are started one after the other, each with both cores.
 vllm() {
@@ -29,12 +32,13 @@ sanitize() {
 }
 lint() { scripts/format.sh --check && echo "formatting: clean"; }
 
-# Skipped tests of a JUnit file, named.
-skipped_in() { [ ! -e "$1" ] || python3 - "$1" <<'PY'
-import sys, xml.etree.ElementTree as tree
-for case in tree.parse(sys.argv[1]).iter("testcase"):
-    if case.find("skipped") is not None or case.get("status") in ("notrun", "disabled"):
-        print(f"{case.get('classname')}.{case.get('name')}")
+# Skipped tests of JUnit files, named.
+skipped_in() { python3 - "$@" <<'PY'
+import os, sys, xml.etree.ElementTree as tree
+for file in filter(os.path.exists, sys.argv[1:]):
+    for case in tree.parse(file).iter("testcase"):
+        if case.find("skipped") is not None or case.get("status") in ("notrun", "disabled"):
+            print(f"{case.get('classname')}.{case.get('name')}")
 PY
 }
 
@@ -45,8 +49,8 @@ for stage in $stages; do
   echo "== $stage"
   start=$SECONDS
   if $run; then verdict=passed; else verdict=FAILED; fi
-  case $stage in ctest) junit=ctest ;; pytest) junit=pytest ;; sanitize) junit=asan ;; vllm) junit=vllm ;; *) junit=none ;; esac
-  skips=$(skipped_in "$logs/$junit.xml")
+  case $stage in pytest) junit='pytest-*' ;; sanitize) junit=asan ;; *) junit=$stage ;; esac
+  skips=$(skipped_in "$logs"/$junit.xml)
   if [ -n "$skips" ]; then
     echo "skipped in $stage:"
     echo "$skips" | sed 's/^/  /'
