@@ -134,10 +134,15 @@ oracle::Computed PerHead(const Array& x, const Array& w, bool keys, int64_t shif
 
 // attn.q_latent of attn.q_nope (keys), attn.out of attn.latent_out.
 void JudgePerHead(Subject& s, const std::string& input, bool keys) {
-  const TensorPtr x = s.Operand(input);
-  if (x == nullptr) {
+  const TensorPtr whole = s.Operand(input);
+  if (whole == nullptr) {
     if (keys) Missing(s, input);
     return;  // an output that is not behind a latent is judged as attention
+  }
+  // In a step of prefill and decode, the decoded rows alone go through the latent space.
+  const TensorPtr x = WithRowsOf(whole, *s.tensor());
+  if (x == nullptr) {
+    return s.report().Missing(input + " has not all rows of " + s.info().name, Capture::RecordHint(input));
   }
   if (x->shape.size() != 3 || s.actual().rank() != 3 || x->shape[1] != s.actual().shape[1]) {
     return s.report().Missing(input + " has other heads than " + s.info().name, Capture::RecordHint(input));

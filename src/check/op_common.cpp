@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <limits>
+#include <map>
 
 namespace assay::op {
 namespace {
@@ -318,6 +320,37 @@ bool SameRows(const Tensor& a, const Tensor& b) {
     }
   }
   return true;
+}
+
+std::optional<std::vector<int64_t>> FindRows(std::span<const RowId> have, std::span<const RowId> want) {
+  std::map<std::pair<uint64_t, int64_t>, int64_t> row_of;
+  for (size_t r = 0; r < have.size(); ++r) {
+    if (have[r].real()) row_of[{have[r].request, have[r].position}] = static_cast<int64_t>(r);
+  }
+  std::vector<int64_t> rows;
+  for (const RowId& id : want) {
+    const auto at = row_of.find({id.request, id.position});
+    if (!id.real() || at == row_of.end()) return std::nullopt;
+    rows.push_back(at->second);
+  }
+  return rows;
+}
+
+TensorPtr WithRowsOf(const TensorPtr& tensor, const Tensor& like) {
+  if (SameRows(*tensor, like)) return tensor;
+  const auto rows = FindRows(tensor->rows, like.rows);
+  if (!rows) return nullptr;
+  auto part = std::make_shared<Tensor>(*tensor);
+  part->rows = like.rows;
+  part->shape[0] = static_cast<int64_t>(rows->size());
+  part->values.clear();
+  part->row_numbers.clear();
+  part->bytes = {};
+  for (int64_t r : *rows) {
+    part->values.insert(part->values.end(), tensor->row(r).begin(), tensor->row(r).end());
+    part->row_numbers.push_back(tensor->row_numbers[static_cast<size_t>(r)]);
+  }
+  return part;
 }
 
 }  // namespace assay::op

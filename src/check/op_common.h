@@ -122,7 +122,12 @@ void Missing(const Subject& subject, std::string_view name);
 
 // First element's address: base + offset; 0 when there is no base.
 uint64_t AddressOf(const Event& event);
-// Integer number of an axis position from the end.
+// Whether both hold the same rows (request, position, padding) in the same order.
 bool SameRows(const Tensor& a, const Tensor& b);
+// For each row of `want` its number in `have`, by request and position; nullopt when one is not there or is not known.
+std::optional<std::vector<int64_t>> FindRows(std::span<const RowId> have, std::span<const RowId> want);
+// The rows of `tensor` that `like` has, in the order of `like`: a kernel may have been given a part of a step's rows.
+// nullptr when one of them is not there or is not known.
+TensorPtr WithRowsOf(const TensorPtr& tensor, const Tensor& like);
 
 }  // namespace assay::op

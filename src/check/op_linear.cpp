@@ -1,7 +1,6 @@
 // Linear layers: projections, MLP, experts' router and the head, on plain or quantised operands, whole or on one rank.
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <utility>
 
 #include "check/op_checks.h"
@@ -71,17 +70,9 @@ Status TakeRowsOfResult(const Subject& s, Layer* layer) {
   const std::vector<RowId>&want = s.tensor()->rows, &have = layer->input.tensor->rows;
   if (want.empty() || want.size() >= have.size() || layer->x.rows() != static_cast<int64_t>(have.size()))
     return Status();
-  std::map<std::pair<uint64_t, int64_t>, int64_t> row_of;
-  for (size_t r = 0; r < have.size(); ++r) {
-    if (have[r].real()) row_of[{have[r].request, have[r].position}] = static_cast<int64_t>(r);
-  }
-  std::vector<int64_t> rows;
-  for (const RowId& id : want) {
-    const auto at = row_of.find({id.request, id.position});
-    if (!id.known || at == row_of.end()) return Status::BadInput(layer->input.name);
-    rows.push_back(at->second);
-  }
-  ASSAY_ASSIGN_OR_RETURN(layer->x, oracle::TakeRows(layer->x, rows));
+  const auto rows = FindRows(have, want);
+  if (!rows) return Status::BadInput(layer->input.name);
+  ASSAY_ASSIGN_OR_RETURN(layer->x, oracle::TakeRows(layer->x, *rows));
   return Status();
 }
 
