@@ -115,7 +115,7 @@ def test_the_wheel_attaches_by_the_environment_alone_and_goes_without_a_trace(wh
     notes = {(n.site, n.reason) for p in assay.open(tmp_path / "trace").processes for n in p.coverage}
     assert {("call:lib.f", "fired"), ("call:lib.g", "not found")} <= notes
     # `assay run` of the environment finds the package beside itself.
-    run = subprocess.run([tmp_path / "venv/bin/assay", "run", "--dir", "second", "--probes", "call:lib.f", "--", python, "main.py"],
+    run = subprocess.run([tmp_path / "venv/bin/assay", "run", "--dir", "second", "--probes", "call:lib.f,call:lib.g", "--", python, "main.py"],
                          cwd=tmp_path, env=clean, capture_output=True, text=True)
     assert run.stdout == "1 True True\n" and (tmp_path / "second").is_dir(), run.stderr
     subprocess.run([python, "-m", "pip", "uninstall", "--quiet", "--yes", "assay"], check=True)
