@@ -135,12 +135,12 @@ void JudgeWrite(Subject& s) {
   if (!why) {
     const double ratio = ConstantRatio(s.actual(), right->value, s.judged(), std::max(2 * u, 1e-3));
     if (!std::isnan(ratio)) {
-      why = Explanation{top > 0 || k_scale != 1 ? fault_class::kKvScale : fault_class::kKvScale,
-                        "rows read back are one constant times the rows written", ratio, "row read back / row written"};
+      why = Explanation{fault_class::kKvScale, "rows read back are one constant times the rows written", ratio,
+                        "row read back / row written"};
     }
   }
   if (!why && top > 0) {
-    int64_t stuck = 0, off = 0, beyond = 0;
+    int64_t off = 0, beyond = 0;
     double cross = 0, square = 0, total = 0;
     const int64_t cols = right->value.cols();
     const int64_t first_part =
@@ -148,7 +148,6 @@ void JudgeWrite(Subject& s) {
     for (int64_t i = 0; i < s.actual().size(); ++i) {
       const double limit = top * part_scale[i % cols < first_part ? 0 : 1], x = s.actual()[i], want = right->value[i];
       const bool at_top = std::abs(std::abs(x) - limit) <= 1e-3 * limit;
-      stuck += at_top;
       beyond += std::abs(want) > limit * (1 + u);
       if (std::abs(x - want) > 2 * u * std::abs(want) + p.floor * 2 && !(at_top && std::abs(want) > limit)) ++off;
       cross += x * want;
@@ -169,7 +168,6 @@ void JudgeWrite(Subject& s) {
         why = Explanation{fault_class::kKvScale, "rows read back are nearly one constant times the rows written", c,
                           "row read back / row written"};
     }
-    (void)stuck;
   }
   if (!why) why = Explanation{fault_class::kKvIdent, "rows read back are not the rows that were written"};
   ReportWrong(s, d, *why);

@@ -233,7 +233,7 @@ std::string DecodeTable(const Subject& s, const Layer& layer, const LinearSite& 
   return "";
 }
 
-std::optional<Explanation> Explain(const Subject& s, const Layer& layer, const LinearSite& site, const Difference& d,
+std::optional<Explanation> Explain(const Subject& s, const Layer& layer, const LinearSite& site,
                                    const oracle::Computed& right) {
   const auto fits = [&](const Array& x, const Array& w) { return Fits(s, oracle::Linear(x, w, layer.bias)); };
   if (!layer.bias.values.empty() && Fits(s, oracle::Linear(layer.x, layer.w, {{0}, {}}))) {
@@ -298,7 +298,6 @@ std::optional<Explanation> Explain(const Subject& s, const Layer& layer, const L
       if (Fits(s, next)) kernel = {fault_class::kKernel, "fits sums that run on into the next row of both operands"};
     }
   }
-  (void)d;
   return kernel;
 }
 
@@ -337,14 +336,14 @@ void JudgeProduct(Subject& s, const LinearSite& site) {
     return product(use_x ? Array{layer->x.shape, in[0].values} : layer->x,
                    use_w ? Array{layer->w.shape, in[1].values} : layer->w);
   };
-  JudgeOperation(s, multiply, [&](const Difference& d, const oracle::Computed& right) -> std::optional<Explanation> {
+  JudgeOperation(s, multiply, [&](const Difference&, const oracle::Computed& right) -> std::optional<Explanation> {
     if (soft_cap != 0 && Fits(s, oracle::Head(layer->x, layer->w, layer->bias, logit_scale, 0)))
       return Explanation{fault_class::kMask, "fits without the soft cap of the logits"};
     if (logit_scale != 1 && Fits(s, oracle::Head(layer->x, layer->w, layer->bias, 1, soft_cap))) {
       return Explanation{fault_class::kScale, "fits without the scale of the logits", 1 / logit_scale,
                          "logit scale used / declared"};
     }
-    return Explain(s, *layer, site, d, right);
+    return Explain(s, *layer, site, right);
   });
 }
 

@@ -283,7 +283,7 @@ void JudgeExpertProduct(Subject& s, std::string_view input_stem, std::string_vie
     y.value.shape = y.scale.shape = s.actual().shape;
     return y;
   };
-  JudgeOperation(s, multiply, [&](const Difference& d, const oracle::Computed& right) -> std::optional<Explanation> {
+  JudgeOperation(s, multiply, [&](const Difference&, const oracle::Computed& right) -> std::optional<Explanation> {
     if (b.size() > 0 && Fits(s, Grouped(x, *w, Empty(), expert)))
       return Explanation{fault_class::kKernel, "fits without the experts' bias"};
     if (weight_stem == "gate_up_proj" && s.actual().rank() == 2) {
@@ -325,7 +325,6 @@ void JudgeExpertProduct(Subject& s, std::string_view input_stem, std::string_vie
                              "fits the weights of other experts, " + std::to_string(by) + " further"};
       }
     }
-    (void)d;
     return std::nullopt;
   });
 }

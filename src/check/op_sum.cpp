@@ -172,14 +172,7 @@ void JudgeOut(Subject& s) {
   const TensorPtr x = s.Operand(StreamInto(s.info().site.layer)), o = s.Operand(s.Sibling("attn.o_proj"));
   TensorPtr ffn = s.Operand(s.Sibling("moe.out"));
   if (ffn == nullptr) ffn = s.Operand(s.Sibling("mlp.down"));
-  if (ffn == nullptr) {
-    // Without an FFN anywhere in the layer its out is the stream behind attention.
-    const bool has_ffn = s.capture().HasSite(s.Sibling("post_norm")) || s.capture().HasSite(s.Sibling("mlp.down")) ||
-                         s.capture().HasSite(s.Sibling("moe.out")) || s.capture().HasSite(s.Sibling("moe.routed")) ||
-                         s.capture().HasSite(s.Sibling("mlp.act"));
-    (void)has_ffn;
-    return Missing(s, s.Sibling("mlp.down or moe.out"));
-  }
+  if (ffn == nullptr) return Missing(s, s.Sibling("mlp.down or moe.out"));
   if (x == nullptr) return Missing(s, StreamInto(s.info().site.layer));
   if (o == nullptr) return Missing(s, s.Sibling("attn.o_proj"));
   const double residual = s.Number("residual_scale", 1), branch = s.Number("branch_scale", 1);

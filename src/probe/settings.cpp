@@ -16,51 +16,10 @@ extern char** environ;
 namespace assay {
 namespace {
 
-constexpr SettingHelp kSettings[] = {
-    {"ASSAY", "PROFILE[:SINK]", "off",
-     "Master gate: all, attn, mla, mlp, moe, io, or off. SINK stderr prints a line an event instead of a trace."},
-    {"ASSAY_DIR", "PATH", "assay-trace-%p",
-     "Trace folder; %r rank, %p pid, %h host, %i next free number, %% a percent."},
-    {"ASSAY_LEVEL", "names|shapes|stats|sample[:ROWS]|payload", "stats",
-     "What is kept of a tensor. sample keeps ROWS seeded rows (default 8), payload all of it: both are content."},
-    {"ASSAY_INCLUDE", "PATTERN[,PATTERN...]", "the profile's",
-     "Sites to record: globs over the whole name, or /regex/ anywhere in it. Replaces the profile's own list."},
-    {"ASSAY_EXCLUDE", "PATTERN[,PATTERN...]", "none", "Sites to leave out; wins over ASSAY_INCLUDE."},
-    {"ASSAY_LAYERS", "INTERVALS", "all", "Layers, as in 0,1,4-6 or 3-. Sites outside the layers are kept."},
-    {"ASSAY_RANKS", "INTERVALS", "all", "Ranks that record."},
-    {"ASSAY_STEPS", "INTERVALS", "all", "Engine steps that record. Events without a step are kept."},
-    {"ASSAY_BUDGET", "SIZE | [events=SIZE][,payload=SIZE]", "events=4GiB,payload=1GiB",
-     "Bytes a process may write; beyond it observations are dropped and counted. One SIZE sets both caps."},
-    {"ASSAY_GRIDS", "rows[,heads] | heads | none", "rows,heads", "Grids kept beside the statistics of a segment."},
-    {"ASSAY_THREADS", "1..256", "1", "Threads of one statistics pass over a large tensor."},
-    {"ASSAY_SEGMENT", "1..65536", "64",
-     "Positions a segment; without row grids, traces compare only with the same value."},
-    {"ASSAY_SEED", "0..18446744073709551615", "0", "Seed of the rows that level sample keeps."},
-    {"ASSAY_RING", "STEPS", "0",
-     "On-anomaly: keep the last STEPS steps in memory, write them when a non-finite value appears. 0 writes at once."},
-    {"ASSAY_TOKENS", "on|off", "off", "Store token ids (content): prompts and next_token."},
-    {"ASSAY_PROBES", "SELECTOR[,SELECTOR...]", "none",
-     "Probes of your own in a Python host: module:GLOB, call:DOTTED, local:DOTTED:NAME[#N|#last], "
-     "audit:DOTTED:NAME."},
-    {"ASSAY_ATTACH", "PROFILE[,PROFILE...] | all | none", "all",
-     "Profiles that attach to a Python host: torch, transformers, vllm, or the dotted name of a module of your own."},
-    {"ASSAY_ARMED", "on|off", "on", "off: nothing is recorded until assay arm."},
-    {"ASSAY_STRICT", "on|off", "off", "At close, a pattern that matched no site and a dropped event are errors."},
-};
-
 // Read by other parts of assay, from the environment alone: known names, not settings of a recording.
 constexpr std::string_view kOtherNames[] = {"ASSAY_ISA", "ASSAY_LIBRARY", "ASSAY_TEST_STAGES"};
 
 constexpr std::string_view kSelectorKinds[] = {"module", "call", "local", "audit"};
-
-constexpr ProfileHelp kProfiles[] = {
-    {"all", "", "every site"},
-    {"attn", "layers.*.attn.*,layers.*.input_norm,layers.*.out", "attention, its input and the layer's result"},
-    {"mla", "layers.*.attn.*,layers.*.input_norm,layers.*.out", "the same; the name people look for"},
-    {"mlp", "layers.*.mlp.*,layers.*.post_norm,layers.*.out", "dense feed-forward, its input and the layer's result"},
-    {"moe", "layers.*.moe.*,layers.*.post_norm,layers.*.out", "router, experts and combine"},
-    {"io", "embed,layers.*.out,final_norm,logits,next_token*", "one site a layer, what enters and what leaves"},
-};
 
 constexpr int64_t kMaxInterval = std::numeric_limits<int64_t>::max();
 
@@ -264,8 +223,8 @@ Status ReadGate(std::string_view variable, std::string_view text, Settings* s) {
   const size_t colon = text.find(':');
   std::string_view profile = text.substr(0, colon);
   if (profile == "1" || profile == "on") profile = "all";
-  std::array<std::string_view, std::size(kProfiles)> names;
-  for (size_t i = 0; i < names.size(); ++i) names[i] = kProfiles[i].name;
+  std::vector<std::string_view> names;
+  for (const ProfileHelp& profile : AllProfiles()) names.push_back(profile.name);
   const Cursor cursor{variable, text};
   const auto known = std::find(names.begin(), names.end(), profile);
   if (known == names.end()) {
@@ -275,7 +234,7 @@ Status ReadGate(std::string_view variable, std::string_view text, Settings* s) {
     return Status::Usage(refused.message() + "; did you mean " + std::string(nearest) + "?");
   }
   s->profile = profile;
-  const std::string_view include = kProfiles[known - names.begin()].include;
+  const std::string_view include = AllProfiles()[static_cast<size_t>(known - names.begin())].include;
   if (!include.empty()) {
     ASSAY_ASSIGN_OR_RETURN(s->include, ReadPatterns(variable, include));
   }
@@ -476,14 +435,15 @@ Status ReadOne(std::string_view name, std::string_view text, Settings* s) {
 }
 
 bool IsSetting(std::string_view name) {
-  return std::any_of(std::begin(kSettings), std::end(kSettings), [&](const SettingHelp& h) { return h.name == name; });
+  const auto settings = AllSettings();
+  return std::any_of(settings.begin(), settings.end(), [&](const SettingHelp& h) { return h.name == name; });
 }
 
 Status CheckName(std::string_view name) {
   if (IsSetting(name)) return {};
   if (std::find(std::begin(kOtherNames), std::end(kOtherNames), name) != std::end(kOtherNames)) return {};
-  std::array<std::string_view, std::size(kSettings)> known;
-  for (size_t i = 0; i < known.size(); ++i) known[i] = kSettings[i].name;
+  std::vector<std::string_view> known;
+  for (const SettingHelp& help : AllSettings()) known.push_back(help.name);
   std::string m = "unknown variable " + std::string(name.substr(0, 80));
   const std::string_view nearest = NearestName(name, known);
   m += nearest.empty() ? "; the known ones are " + JoinNames(known) : "; did you mean " + std::string(nearest) + "?";
@@ -528,12 +488,9 @@ std::string_view NameOf(Level level) {
   return "unknown";
 }
 
-std::span<const SettingHelp> AllSettings() { return kSettings; }
-std::span<const ProfileHelp> AllProfiles() { return kProfiles; }
-
 Result<Settings> ParseSettings(const std::function<std::optional<std::string>(std::string_view)>& lookup) {
   Settings settings;
-  for (const SettingHelp& help : kSettings) {
+  for (const SettingHelp& help : AllSettings()) {
     if (const std::optional<std::string> value = lookup(help.name)) {
       ASSAY_RETURN_IF_ERROR(ReadOne(help.name, *value, &settings));
     }

@@ -133,7 +133,23 @@ def _find(code: CodeType, name: str) -> CodeType | None:
     return None
 
 
-class _Inserter(ast.NodeTransformer):
+class _OwnScope(ast.NodeTransformer):
+    """Leaves functions, classes and lambdas inside the function as they are: their variables are others."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
+        return node
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> Any:
+        return node
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> Any:
+        return node
+
+    def visit_Lambda(self, node: ast.Lambda) -> Any:
+        return node
+
+
+class _Inserter(_OwnScope):
     """Puts a call behind each wanted assignment of the function itself; nested functions and classes are their own."""
 
     def __init__(self, wanted: list[Wanted], probe_name: str, first_argument: str | None) -> None:
@@ -236,20 +252,8 @@ class _Inserter(ast.NodeTransformer):
         names = [*self._walrus(node.value), *self._assigned(node.target)] if node.value is not None else []
         return [node, *self._behind(names, node)]
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
-        return node
 
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> Any:
-        return node
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> Any:
-        return node
-
-    def visit_Lambda(self, node: ast.Lambda) -> Any:
-        return node
-
-
-class _AtExit(ast.NodeTransformer):
+class _AtExit(_OwnScope):
     """Reads variables before each return, behind the return's own expression, and at the end."""
 
     def __init__(self, wanted: list[Wanted], inserter: _Inserter) -> None:
@@ -290,18 +294,6 @@ class _AtExit(ast.NodeTransformer):
                 if not hasattr(child, "lineno"):
                     ast.copy_location(child, node)
         return [keep, *self._reads(node), give]
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
-        return node
-
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> Any:
-        return node
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> Any:
-        return node
-
-    def visit_Lambda(self, node: ast.Lambda) -> Any:
-        return node
 
 
 def plain(function: Any) -> FunctionType:
