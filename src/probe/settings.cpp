@@ -224,7 +224,7 @@ Status ReadGate(std::string_view variable, std::string_view text, Settings* s) {
   std::string_view profile = text.substr(0, colon);
   if (profile == "1" || profile == "on") profile = "all";
   std::vector<std::string_view> names;
-  for (const ProfileHelp& profile : AllProfiles()) names.push_back(profile.name);
+  for (const ProfileHelp& help : AllProfiles()) names.push_back(help.name);
   const Cursor cursor{variable, text};
   const auto known = std::find(names.begin(), names.end(), profile);
   if (known == names.end()) {
