@@ -12,13 +12,14 @@ mkdir -p "$logs" && rm -f "$logs"/*.xml
 setup() { scripts/setup.sh test; }
 build() { cmake --preset ci && cmake --build build; }
 ctest_() { ctest --test-dir build -j "$(nproc)" --output-on-failure --no-tests=error --output-junit "$logs/ctest.xml"; }
-# A process for each folder: each has a conftest of its own, and what the tests of one attach must not reach another's.
+# A process for each folder, the longest first and a core for each: every folder has a conftest of its own, and what the
+# tests of one attach must not reach another's. Each folder's output is printed whole when it is done.
 pytest_() {
-  local folder failed=0
-  for folder in python cases parity weights attach e2e; do
-    .venv/bin/python -m pytest -q -ra -p no:cacheprovider --junit-xml="$logs/pytest-$folder.xml" "tests/$folder" || failed=1
-  done
-  return $failed
+  printf '%s\n' attach python e2e cases weights parity | xargs -P "$(nproc)" -I '{}' bash -c '
+    said=$(.venv/bin/python -m pytest -q -ra -p no:cacheprovider --junit-xml="$1/pytest-{}.xml" "tests/{}" 2>&1)
+    verdict=$?
+    printf "tests/%s\n%s\n" "{}" "$said"
+    exit $verdict' pytest "$logs"
 }
 # The real vLLM on the shipped model: engines are started one after the other, each with both cores.
 vllm() {
