@@ -49,6 +49,9 @@ def files(dtype):
     return {"lib.py": LIBRARY, "main.py": MAIN.replace("DTYPE", dtype)}
 
 
+NARROW = ["torch.int8", "torch.uint8", "torch.bool", "torch.float8_e4m3fn", "torch.float8_e5m2"]
+
+
 @pytest.mark.parametrize("dtype", ["torch.bfloat16", "torch.float32", "torch.int64", "torch.int8"])
 def test_TheHostSeesTheBitsThatItWouldHaveSeenAlone(run, tmp_path, dtype):
     off = run(files(dtype), "--attach", "none", folder=tmp_path / "off")
@@ -74,6 +77,94 @@ def test_ACallThatWritesAllIsSilent(run):
     assert [note for note in outcome.notes if note[1] == "unwritten"] == []
     assert outcome.notes["audit:lib.fill:output", "fired"][0] == 1
     assert [e.meta["audit"] for e in outcome.events] == ["before", "after"]
+
+
+def test_ElementsOfOneByteAreNotFilled(run):
+    """Any byte may be a result."""
+    main = """
+import torch, lib
+for dtype in DTYPES:
+    output = torch.zeros(4, dtype=dtype)
+    lib.fill(torch.zeros(4), output, 0)
+    print(output.view(torch.uint8).tolist())
+""".replace("DTYPES", f"[{', '.join(NARROW)}]")
+    library = "def fill(x, output, rows):\n    seen.append(output.clone())\n    return output\nseen = []\n"
+    outcome = run({"lib.py": library, "main.py": main}, "--probes", "audit:lib.fill:output")
+    assert outcome.out.splitlines() == ["[0, 0, 0, 0]"] * len(NARROW), outcome.err
+    details = [n["detail"] for p in outcome.report["processes"] for n in p["coverage"] if n["reason"] == "skipped"]
+    assert sorted(d.split(":")[0] for d in details) == sorted(f"output is {dtype}" for dtype in NARROW)
+    assert not [note for note in outcome.notes if note[1] == "unwritten"]
+
+
+NESTED = """
+import torch
+
+def inner(x, output):
+    output[:2] = x[:2]
+
+def outer(x, output, second):
+    inner(x, output[1:])
+    second[0] = 1
+"""
+
+
+def test_AuditsNestInOneCallableAndInAnother(run, tmp_path):
+    main = """
+import torch, lib
+a, b = torch.full((5, 2), 7.0), torch.full((3,), 7.0)
+lib.outer(torch.zeros(4, 2), a, b)
+print(a.tolist(), b.tolist())
+"""
+    files = {"lib.py": NESTED, "main.py": main}
+    probes = "audit:lib.outer:output,audit:lib.outer:second,audit:lib.outer:output,audit:lib.inner:output"
+    off = run(files, "--attach", "none", folder=tmp_path / "off")
+    on = run(files, "--probes", probes, folder=tmp_path / "on")
+    assert on.out == off.out and on.out
+    left = {site: count for (site, reason), (count, _) in on.notes.items() if reason == "unwritten"}
+    assert left == {"audit:lib.outer:output": 6, "audit:lib.outer:second": 2, "audit:lib.inner:output": 4}
+    assert "rows 0,3-4" in on.notes["audit:lib.outer:output", "unwritten"][1]
+
+
+def test_OtherProbesOfTheCallSeeWhatTheHostSees(run):
+    """Arguments ahead of the filling, results behind the giving back: no event but the audit's own holds the pattern."""
+    main = "import torch, lib\nlib.fill(torch.ones(6, 4), torch.full((6, 4), 7.0), 4)\n"
+    probes = "call:lib.fill,audit:lib.fill:output"
+    outcome = run({"lib.py": LIBRARY, "main.py": main}, "--probes", probes, "--level", "payload")
+    events = {e.site: e for e in outcome.events if not e.meta.get("audit")}
+    assert events["lib.fill.output"].numpy().tolist() == [[7.0] * 4] * 6
+    assert events["lib.fill.result"].numpy().tolist() == [[2.0] * 4] * 4 + [[7.0] * 4] * 2
+    looks = {e.meta["audit"]: e for e in outcome.events if e.meta.get("audit")}
+    assert looks["before"].nan_count == 24 and looks["after"].nan_count == 8
+
+
+@pytest.mark.parametrize(
+    ("definition", "what"),
+    [
+        ("async def f(output): output[0] = 1", "asynchronous"),
+        ("def f(output): yield output", "a generator"),
+        ("async def f(output): yield output", "an asynchronous generator"),
+    ],
+)
+def test_WhatRunsBehindItsCallIsSaidNotToBeAudited(run, definition, what):
+    main = """
+import asyncio, torch, lib
+output = torch.zeros(4)
+given = lib.f(output)
+async def drain(given):
+    if hasattr(given, "__await__"):
+        await given
+    elif hasattr(given, "__aiter__"):
+        async for _ in given: pass
+    else:
+        list(given)
+asyncio.run(drain(given))
+print(output.isnan().any().item())
+"""
+    outcome = run({"lib.py": definition + "\n", "main.py": main}, "--probes", "audit:lib.f:output")
+    assert outcome.out == "False\n" and outcome.code == 0, outcome.err
+    assert f"f is {what}: its body runs behind the call" in outcome.notes["audit:lib.f:output", "failed"][1]
+    assert f"f is {what}" in outcome.err
+    assert not [note for note in outcome.notes if note[1] in ("fired", "unwritten")]
 
 
 def test_CheckNamesTheUnwrittenRowsFromTheTraceAlone(run):

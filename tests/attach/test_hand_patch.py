@@ -13,7 +13,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from assay.attach import hand_patch  # noqa: E402
-from assay.attach.hand_patch import Lines, Output, describe, describe_linear, short  # noqa: E402
+from assay.attach.hand_patch import Lines, Output, describe, describe_linear  # noqa: E402
+from assay.attach.output_buffer import ranges  # noqa: E402
 
 
 class Method:
@@ -127,8 +128,8 @@ def test_non_finite_elements_are_counted_and_left_out_of_the_norm():
 
 
 def test_many_ranges_are_cut_short():
-    assert short("0-2,5") == "0-2,5"
-    assert short(",".join(map(str, range(0, 40, 2)))).endswith("and 12 ranges more")
+    assert ranges([0, 1, 2, 5], 8) == "0-2,5"
+    assert ranges(list(range(0, 40, 2)), 8).endswith(",14 and 12 ranges more")
 
 
 # ---- output buffers
@@ -169,7 +170,14 @@ def test_bytes_are_not_audited():
     buffer = torch.zeros(4, dtype=torch.uint8)
     output = Output(buffer)
     output.restore()
-    assert "not audited" in output.state(None) and buffer.sum() == 0
+    assert "not audited (output is torch.uint8: elements of one byte" in output.state(None) and buffer.sum() == 0
+
+
+def test_buffer_that_is_an_input_too_is_not_audited():
+    buffer = torch.ones(4)
+    output = Output(buffer, {"q": buffer[1:], "output": buffer})
+    output.restore()
+    assert "not audited (output shares memory with q)" in output.state(None) and buffer.sum() == 4
 
 
 # ---- the lines

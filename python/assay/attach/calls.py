@@ -115,18 +115,12 @@ class Site:
         """The call, observed. What the original raises passes unchanged."""
         call, listeners = self._enter(args, kwargs)
         arounds = [listener.around for listener in listeners if listener.around is not None]
-        if arounds:
-            return self._run_around(call, arounds)
-        result = self.original(*args, **kwargs)
-        self._leave(call, listeners, result)
+        result = self._run_around(call, arounds) if arounds else self.original(*args, **kwargs)
+        self._leave(call, listeners, result)  # behind all arounds: what they put into buffers is out again
         return result
 
     async def run_async(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call, listeners = self._enter(args, kwargs)
-        for listener in listeners:
-            if listener.around is not None:
-                listener.probe.fired -= 1
-                self.session.failed(self.label, TypeError("asynchronous: what must hold during the call is not run"))
         result = await self.original(*args, **kwargs)
         self._leave(call, listeners, result)
         return result
@@ -192,9 +186,7 @@ class Site:
     def _innermost(self, call: Call, arounds: list[Around]) -> Any:
         if arounds:
             return self._run_around(call, arounds)
-        result = self.original(*call.args, **call.kwargs)
-        self._leave(call, self.listeners, result)
-        return result
+        return self.original(*call.args, **call.kwargs)
 
     def observe_compiled(self, when: str, label: str, names: list[str], values: list[Any]) -> None:
         """What a compiled graph delivers instead of run()."""
@@ -272,6 +264,18 @@ def _wrapper_of(site: Site) -> Any:
     functools.update_wrapper(wrapper, original)
     wrapper._assay_site = site
     return wrapper
+
+
+def runs_later(function: Any) -> str:
+    """What a callable is whose body runs behind its call; empty for others. Nothing can hold while it runs."""
+    for what, matches in (
+        ("asynchronous", inspect.iscoroutinefunction),
+        ("an asynchronous generator", inspect.isasyncgenfunction),
+        ("a generator", inspect.isgeneratorfunction),
+    ):
+        if matches(inspect.unwrap(function)):
+            return what
+    return ""
 
 
 def wrap(session: Session, place: Place, label: str) -> Site:

@@ -17,6 +17,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from .output_buffer import FilledBuffer, is_another, ranges, unfit
+
 if TYPE_CHECKING:
     import torch
 
@@ -147,7 +149,7 @@ class Line:
             return
         self._inputs = {name: describe(given.get(name)) for name in ("q", "kv_c_normed", "k_pe")}
         self._weight = lines.weight(impl)
-        self.output = Output(given.get("output"))  # last: nothing may fail while the buffer holds the pattern
+        self.output = Output(given.get("output"), given)  # last: nothing may fail while the buffer holds the pattern
 
     def text(self, result: object) -> str:
         if self._inputs is None:
@@ -356,68 +358,29 @@ def scaled(linear: Any, weight: torch.Tensor) -> torch.Tensor | None:
 
 
 class Output:
-    """Whether a call fills the buffer that it was given.
+    """Whether a call fills the buffer that it was given (output_buffer.py)."""
 
-    The buffer holds a pattern during the call. What still holds it afterwards was not written and gets the bits back that
-    it had, so that the run goes on as it would have without. A call that reads its output before it writes it would
-    see the pattern: by contract the buffer comes with nothing in it. Elements of one byte have no pattern that a result
-    cannot be, and are left alone.
-    """
-
-    PATTERNS = {2: 0x7FB6, 4: 0x7FB6A5C3, 8: 0x7FF6A5C35AC3A6B5}
-    """NaNs that no arithmetic makes, by width in bytes."""
-
-    def __init__(self, buffer: Any) -> None:
+    def __init__(self, buffer: Any, arguments: Mapping[str, Any] | None = None) -> None:
+        """arguments: all of the call's, of which the buffer is "output"."""
         self._buffer = buffer if is_tensor(buffer) else None
-        self._missing: torch.Tensor | None = None
-        self._bits: torch.Tensor | None = None
-        if self._buffer is None or self._buffer.numel() == 0 or self._buffer.element_size() not in self.PATTERNS:
-            return
-        import torch
-
-        width = self._buffer.element_size()
-        bits = self._buffer.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[width])
-        self._saved = bits.clone()
-        bits.fill_(self.PATTERNS[width])
-        self._bits = bits
+        self._unfit = unfit(buffer, "output", arguments or {})
+        self._filled = None if self._unfit else FilledBuffer(buffer)
 
     def restore(self) -> None:
         """Gives elements that were not written their bits back, and remembers which they were."""
-        if self._bits is None or self._missing is not None:
-            return
-        missing: torch.Tensor = self._bits == self.PATTERNS[self._bits.element_size()]
-        if bool(missing.any()):
-            self._bits[missing] = self._saved[missing]
-        self._missing = missing
+        if self._filled is not None:
+            self._filled.restore()
 
     def state(self, result: object) -> str:
         """"written", "UNTOUCHED" or "PARTLY WRITTEN", with the rows that were left as they were."""
         if self._buffer is None:
             return "none"
-        if self._missing is None:
-            return f"{shape(self._buffer)} not audited {measure(self._buffer)}"
-        n, left = self._missing.numel(), int(self._missing.sum())
+        if self._filled is None:
+            return f"{shape(self._buffer)} not audited ({self._unfit}) {measure(self._buffer)}"
+        n, left = self._buffer.numel(), self._filled.count
         text = f"{shape(self._buffer)} " + ("written" if left == 0 else "UNTOUCHED" if left == n else "PARTLY WRITTEN")
         if left:
-            rows = self._missing.reshape(self._missing.shape[0], -1).any(1).nonzero().flatten().tolist()
-            text += f", {left} of {n} elements left as they were, in rows {short(ranges(rows))}"
-            if is_tensor(result):
+            text += f", {left} of {n} elements left as they were, in rows {ranges(self._filled.rows, 8)}"
+            if is_another(result, self._buffer):
                 text += f"; the call returned a tensor of its own, {describe(result)}"
         return f"{text} {measure(self._buffer)}"
-
-
-def ranges(numbers: list[int]) -> str:
-    """[0, 1, 2, 5] -> "0-2,5"."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(f"{a}-{b}" if b > a else f"{a}" for a, b in runs)
-
-
-def short(rows: str) -> str:
-    """The first eight of many ranges."""
-    runs = rows.split(",")
-    return ",".join(runs[:8]) + (f" and {len(runs) - 8} ranges more" if len(runs) > 8 else "")

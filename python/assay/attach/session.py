@@ -239,6 +239,9 @@ class Session:
 
         def put(module: ModuleType, path: str) -> None:
             place = targets.resolve(module, path)
+            later = calls.runs_later(place.function) if around is not None else ""
+            if later:
+                raise TypeError(f"{path} is {later}: its body runs behind the call, so nothing can hold meanwhile")
             probe.note = compiled.compiled_before(place.function)
             calls.wrap(self, place, target).listen(listener)
 
