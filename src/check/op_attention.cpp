@@ -113,10 +113,45 @@ std::vector<Input> ChunksOf(const Subject& result) {
   return inputs;
 }
 
-bool JudgeMerge(Subject& out) {
-  const std::vector<Input> chunks = ChunksOf(out);
-  if (chunks.size() >= 2) JudgeMerged(out, chunks);
-  return chunks.size() >= 2;
+// Whether any chunk holds row r: others of the step were attended whole (decoded beside a chunked prefill).
+bool IsChunked(const std::vector<Input>& chunks, int64_t r) {
+  for (size_t j = 1; j < chunks.size(); j += 2) {
+    const Tensor& lse = *chunks[j].tensor;
+    if (r >= lse.n_rows()) continue;
+    for (const double x : lse.row(r)) {
+      if (!(std::isinf(x) && x < 0)) return true;
+    }
+  }
+  return false;
+}
+
+// Leaves the rows of the step to judge that were merged from chunks, or those that were not; false: there are none.
+bool KeepRows(Subject* out, const std::vector<Input>& chunks, bool merged) {
+  bool any = false;
+  for (size_t r = 0; r < out->judged().size(); ++r) {
+    if (!out->judged()[r]) continue;
+    const auto row = static_cast<int64_t>(r);
+    if (IsChunked(chunks, row) == merged) {
+      any = true;
+    } else {
+      out->LeaveOut(row);
+    }
+  }
+  return any;
+}
+
+// The output of a step with latents is judged through W_UV, by the absorption.
+bool IsBehindLatents(const Subject& out) {
+  return out.info().name.ends_with("attn.out") && out.Operand(out.Sibling("attn.latent_out")) != nullptr;
+}
+
+// The log-sum-exp of a call, of the same rows as its output.
+Subject LseSubject(const Subject& out, const TensorPtr& sums) {
+  Subject lse(out.capture(), sums, out.report());
+  for (size_t r = 0; r < out.judged().size(); ++r) {
+    if (!out.judged()[r]) lse.LeaveOut(static_cast<int64_t>(r));
+  }
+  return lse;
 }
 
 // ---- scores and probabilities --------------------------------------------------------------------------------------
@@ -246,6 +281,11 @@ void JudgeCall(Subject& out, std::span<const std::string> inputs) {
     out.report().Missing(call.status().message(), Capture::RecordHint(out.Sibling("attn.q, attn.k, attn.v")));
     return;
   }
+  // Requests of which no row is judged here.
+  std::erase_if(call->batches, [&](const AttentionBatch& b) {
+    return std::none_of(b.rows.begin(), b.rows.end(),
+                        [&](int64_t r) { return out.judged()[static_cast<size_t>(r)] != 0; });
+  });
   auto right = Recompute(*call);
   if (!right.ok()) {
     out.report().Missing(right.status().message(), "record operands of shapes that fit");
@@ -264,7 +304,7 @@ void JudgeCall(Subject& out, std::span<const std::string> inputs) {
   }
   ReportRight(out, d);
   if (const TensorPtr sums = LseOf(out)) {
-    Subject lse(out.capture(), sums, out.report());
+    const Subject lse = LseSubject(out, sums);
     const Difference e = Differ(lse.actual(), right->lse, lse.precision(), lse.judged());
     if (e.ok) {
       ReportRight(lse, e);
@@ -301,7 +341,7 @@ void JudgeMerged(Subject& out, const std::vector<Input>& chunks) {
   };
   JudgeOperation(out, merge, own);
   if (const TensorPtr sums = LseOf(out)) {
-    Subject lse(out.capture(), sums, out.report());
+    const Subject lse = LseSubject(out, sums);
     auto merged = Merge(merge.arrays());
     if (!merged.ok()) return;
     const Difference e = Differ(lse.actual(), merged->lse, lse.precision(), lse.judged());
@@ -319,10 +359,9 @@ void JudgeMerged(Subject& out, const std::vector<Input>& chunks) {
 void JudgeAttention(const Capture& capture, CheckReport* report) {
   constexpr std::string_view kOut[] = {"attn.latent_out", "attn.out"};
   JudgeStems(capture, report, kOut, [](Subject& out) {
-    const bool final = out.info().name.ends_with("attn.out");
-    if (final && out.Operand(out.Sibling("attn.latent_out")) != nullptr) return;  // through W_UV: absorption
-    if (!ChunksOf(out).empty()) return;                                           // merged: judged with the chunks
-    JudgeCall(out);
+    if (IsBehindLatents(out)) return;
+    const std::vector<Input> chunks = ChunksOf(out);
+    if (chunks.empty() || KeepRows(&out, chunks, false)) JudgeCall(out);  // merged rows: judged with the chunks
   });
   constexpr std::string_view kScores[] = {"attn.scores"}, kProbs[] = {"attn.probs"};
   JudgeStems(capture, report, kScores, JudgeScores);
@@ -340,7 +379,11 @@ void JudgeChunks(const Capture& capture, CheckReport* report) {
   JudgeStems(capture, report, views, [](Subject& out) { JudgeCall(out); });
   if (stems.empty()) return;
   constexpr std::string_view kOut[] = {"attn.latent_out", "attn.out"};
-  JudgeStems(capture, report, kOut, [](Subject& out) { JudgeMerge(out); });
+  JudgeStems(capture, report, kOut, [](Subject& out) {
+    if (IsBehindLatents(out)) return;
+    const std::vector<Input> chunks = ChunksOf(out);
+    if (!chunks.empty() && KeepRows(&out, chunks, true)) JudgeMerged(out, chunks);
+  });
 }
 
 }  // namespace assay::check

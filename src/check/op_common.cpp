@@ -256,10 +256,10 @@ void ReportWrong(const Subject& subject, const Difference& difference, const Exp
   for (int64_t h : difference.heads) s.bad.heads.push_back(static_cast<int32_t>(h));
   FillCause(&s.bad, why);
   s.hypothesis = HypothesisOf(why.cls);
-  s.bad.evidence.push_back("operands as recorded give another result: relative distance " +
-                           NumberText(difference.measured) + ", allowed " + NumberText(difference.allowed) + ", in " +
-                           std::to_string(difference.rows.size()) + " of " + std::to_string(subject.judged().size()) +
-                           " rows");
+  s.bad.evidence.push_back(
+      "operands as recorded give another result: relative distance " + NumberText(difference.measured) + ", allowed " +
+      NumberText(difference.allowed) + ", worst element " + NumberText(difference.worst) + " times its bound, in " +
+      std::to_string(difference.rows.size()) + " of " + std::to_string(subject.judged().size()) + " rows");
   subject.report().Found(std::move(s));
 }
 
