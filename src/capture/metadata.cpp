@@ -14,14 +14,14 @@ struct KeyDefault {
   std::string_view fallback;  // or empty: none
 };
 
-constexpr std::array<KeyDefault, 42> kDefaults = {{
+constexpr std::array<KeyDefault, 43> kDefaults = {{
     {"softmax_scale", "model.softmax_scale", ""},
     {"causal", "", "1"},
     {"window", "model.sliding_window", "0"},
     {"soft_cap", "", "0"},
     {"attention_chunk", "", "0"},
     {"prefix_len", "", "0"},
-    {"kv_source", "", "fresh"},
+    {"kv_source", "kv_source", "fresh"},
     {"accum_dtype", "", "f32"},
     {"rope.theta", "model.rope_theta", "10000"},
     {"rope.factor", "model.rope_factor", "1"},
@@ -30,6 +30,7 @@ constexpr std::array<KeyDefault, 42> kDefaults = {{
     {"rope.original_max_position", "model.rope_original_max_position", ""},
     {"rope.beta_fast", "model.rope_beta_fast", "32"},
     {"rope.beta_slow", "model.rope_beta_slow", "1"},
+    {"rope.truncate", "model.rope_truncate", "1"},
     {"rope.mscale", "model.rope_mscale", ""},
     {"rope.mscale_all_dim", "model.rope_mscale_all_dim", ""},
     {"rope.low_freq_factor", "model.rope_low_freq_factor", "1"},
@@ -40,7 +41,7 @@ constexpr std::array<KeyDefault, 42> kDefaults = {{
     {"weight_on_input", "", "0"},
     {"n_group", "model.n_group", "1"},
     {"topk_group", "model.topk_group", "1"},
-    {"group_score", "", "max"},
+    {"group_score", "model.group_score", "max"},
     {"activation", "", "silu"},
     {"gate_up_layout", "", "halves"},
     {"swiglu_alpha", "", "1.702"},
@@ -114,7 +115,7 @@ std::optional<std::string> Capture::Text(const EventInfo& event, std::string_vie
     }
     return d.fallback.empty() ? std::nullopt : std::optional<std::string>(d.fallback);
   }
-  return ProcessText(event, "model." + std::string(key));
+  return ProcessText(event, key.starts_with("model.") ? std::string(key) : "model." + std::string(key));
 }
 
 std::optional<double> Capture::Number(const EventInfo& event, std::string_view key) const {

@@ -40,6 +40,7 @@ Result<Rotation> RotationOf(const Subject& s, int64_t head_size) {
   r.spec.original_max_position = s.Number("rope.original_max_position", 0);
   r.spec.beta_fast = s.Number("rope.beta_fast", 32);
   r.spec.beta_slow = s.Number("rope.beta_slow", 1);
+  r.spec.truncate = s.Flag("rope.truncate", true);
   r.spec.mscale = optional("rope.mscale");
   r.spec.mscale_all_dim = optional("rope.mscale_all_dim");
   r.spec.attention_factor = optional("rope.attention_factor");

@@ -23,7 +23,10 @@ std::vector<Input> StreamBehind(const Subject& norm, std::string* missing) {
     return inputs;
   }
   add(StreamInto(info.site.layer));
-  if (info.name.ends_with("post_norm")) add(info.prefix + "attn.o_proj");
+  if (info.name.ends_with("post_norm")) {
+    add(info.prefix + "attn.o_proj");
+    if (norm.Flag("sandwich_norm", false) && missing->empty()) *missing = inputs.back().name + " behind its own norm";
+  }
   return inputs;
 }
 

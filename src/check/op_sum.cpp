@@ -174,6 +174,7 @@ void JudgeOut(Subject& s) {
   if (ffn == nullptr) ffn = s.Operand(s.Sibling("mlp.down"));
   if (ffn == nullptr) return Missing(s, s.Sibling("mlp.down or moe.out"));
   if (x == nullptr) return Missing(s, StreamInto(s.info().site.layer));
+  if (s.Flag("sandwich_norm", false)) return Missing(s, s.Sibling("attn.o_proj") + " behind its own norm");
   if (o == nullptr) return Missing(s, s.Sibling("attn.o_proj"));
   const double residual = s.Number("residual_scale", 1), branch = s.Number("branch_scale", 1);
   Operation add;

@@ -371,6 +371,8 @@ std::vector<std::pair<std::string, std::string>> Engine::Describe(const std::vec
   add("path", c.mla() ? std::string(impl_->path_name()) : "attention");
   add("dtype", std::string(NameOf(o.dtype)));
   add("kv_dtype", std::string(NameOf(o.kv_dtype, o.dtype)));
+  // Expanded keys of this step do not go through the cache, all others do.
+  add("kv_source", c.mla() && o.path != AttentionPath::kAbsorbed ? "fresh" : "cache");
   add("model", impl_->model_name);
   add("gemm", GemmDescription());
   integer("shards", o.shards);
@@ -416,6 +418,7 @@ std::vector<std::pair<std::string, std::string>> Engine::Describe(const std::vec
                                    {"model.latent_norm_eps", c.latent_norm_eps}}) {
     if (value != 0) number(key, value);  // 0: absent
   }
+  integer("model.rope_truncate", c.rope.truncate ? 1 : 0);
   integer("model.rope_interleaved", c.rope.interleaved ? 1 : 0);
   integer("model.sliding_window", c.sliding_window);
   integer("model.n_routed_experts", c.n_routed_experts);
@@ -424,6 +427,10 @@ std::vector<std::pair<std::string, std::string>> Engine::Describe(const std::vec
   integer("model.moe_intermediate_size", c.moe_intermediate_size);
   number("model.routed_scaling_factor", c.routed_scaling_factor);
   integer("model.norm_topk_prob", c.norm_topk_prob ? 1 : 0);
+  integer("model.n_group", c.n_group);
+  integer("model.topk_group", c.topk_group);
+  add("model.group_score", c.group_top2_sum ? "top2_sum" : "max");
+  integer("model.sandwich_norm", c.sandwich_norm ? 1 : 0);
   integer("model.scoring_sigmoid", c.scoring_sigmoid ? 1 : 0);
   return out;
 }

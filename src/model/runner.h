@@ -122,6 +122,7 @@ class Runner {
                      const PartialResult<T>& part, int64_t v_dim);
   void RecordLse(const StepRows& step, int64_t layer, const Rank<T>& rank);
   AttentionShape ShapeOf(int64_t layer, int64_t qk_dim, int64_t v_dim) const;
+  std::string WindowText(int64_t layer) const;
 
   // Where planted faults act on the way from and to the cache; without one, the plain table, scale and row count.
   std::vector<int32_t> ReadTable(const StepRows& step, size_t sequence, int64_t layer) const;

@@ -85,8 +85,14 @@ void Runner<T>::AttentionPart(const StepRows& step, int64_t layer, const Weights
     const int64_t local = rank.heads.size();
     T* out = rank.attn_out[static_cast<size_t>(layer)].data();
     if (tap_->on()) {
+      const std::string window = WindowText(layer);
+      const std::pair<std::string_view, std::string_view> meta[] = {{"window", window}};
       tap_->Record("attn.out", "T H dv", DenseView(out, {rows, local, dv}),
-                   {.layer = layer, .rank = rank.index, .shard = HeadShard(rank, dv), .compute = attention_compute_});
+                   {.layer = layer,
+                    .rank = rank.index,
+                    .shard = HeadShard(rank, dv),
+                    .compute = attention_compute_,
+                    .meta = TapMeta(meta, window.empty() ? 0 : 1)});
     }
     const T* o = w.o.data.data() + rank.heads.begin * dv;
     int64_t k = local * dv;
@@ -155,7 +161,12 @@ void Runner<T>::WriteCache(const StepRows& step, int64_t layer, Rank<T>& rank) {
                          .compute = attention_compute_,
                          .meta = meta};
   // MLA: latent, then k_pe. Otherwise, for each kv head, its key and its value.
-  tap_->Record("attn.kv_write", "T c+dr", DenseView(back, {step.rows, width}), where);
+  if (config_.mla()) {
+    tap_->Record("attn.kv_write", "T c+dr", DenseView(back, {step.rows, width}), where);
+  } else {
+    const int64_t heads = rank.kv_heads.size();
+    tap_->Record("attn.kv_write", "T Hkv d+dv", DenseView(back, {step.rows, heads, width / heads}), where);
+  }
 }
 
 // The block table as attention reads it.
@@ -185,6 +196,12 @@ double Runner<T>::ReadScale(int64_t layer, const KvLayer<T>& kv) const {
   if (fault_.at(FaultId::kKvScaleTwice, layer)) return kv.scale() * kv.scale();
   if (fault_.at(FaultId::kKvScaleNotRead, layer)) return 1.0;
   return kv.scale();
+}
+
+// Metadata of a layer that does not have the model's window, as models have whose layers take turns.
+template <class T>
+std::string Runner<T>::WindowText(int64_t layer) const {
+  return config_.sliding_window > 0 && !config_.windowed(layer) ? "0" : "";
 }
 
 // Whole, or over context chunks of --chunk keys and the suffix [start, end), each with its own log-sum-exp, merged
@@ -276,7 +293,9 @@ void Runner<T>::RecordPartial(const StepRows& step, size_t sequence, int64_t lay
   char keys[48], name[48];
   std::snprintf(keys, sizeof keys, "%lld:%lld", static_cast<long long>(part.first_key),
                 static_cast<long long>(part.last_key));
-  const std::pair<std::string_view, std::string_view> meta[] = {{"keys", keys}};
+  const std::string window = WindowText(layer);
+  const std::pair<std::string_view, std::string_view> both[] = {{"keys", keys}, {"window", window}};
+  const TapMeta meta(both, window.empty() ? 1 : 2);
   std::snprintf(name, sizeof name, "attn.chunk.%lld.out", static_cast<long long>(j));
   const bool latent = config_.mla() && options_.path == AttentionPath::kAbsorbed;
   tap_->Record(name, latent ? "T H c" : "T H dv", DenseView(part.out.data(), {seq.n_rows, heads, v_dim}),
