@@ -22,6 +22,8 @@ struct AttentionBatch {
   oracle::Array q, k, v;  // v without values: the first value_dim columns of k
   oracle::Array mask;     // [queries, keys]; without values: none
   oracle::KeyRange range;
+  // MLA: width of the latents that keys of earlier steps were expanded from once more, 0 if none were.
+  int64_t expanded_from = 0;
 };
 
 struct AttentionCall {

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <limits>
 
+#include "check/helpers.h"
 #include "check/op_attention.h"
 #include "oracle/rope.h"
 
@@ -82,6 +83,52 @@ Result<std::pair<Array, Array>> Split(const Array& both, int64_t first) {
   return std::pair{std::move(a), std::move(b)};
 }
 
+// Rows of attn.kv_write, [n, Hkv, d + dv]; engines record heads on an axis of their own or flat.
+Result<Keys> WrittenRows(const Subject& s, uint64_t request, int64_t kv_heads) {
+  ASSAY_ASSIGN_OR_RETURN(Keys k, KeysOf(s, s.Sibling("attn.kv_write"), request, false));
+  std::vector<int64_t>& shape = k.values.shape;
+  if (kv_heads > 1 && shape[1] == 1 && shape[2] % kv_heads == 0) shape = {shape[0], kv_heads, shape[2] / kv_heads};
+  return k;
+}
+
+// Whether what a kernel reads back of earlier steps has been rounded once more than the keys of this step.
+bool CacheRounds(const Subject& s, const std::string& keys) {
+  const auto written = s.capture().Operand(s.info(), s.Sibling("attn.kv_write")),
+             fresh = s.capture().Operand(s.info(), keys);
+  if (!written || !fresh) return false;
+  const auto info = s.capture().Info(*written);
+  const Event& event = s.capture().Info(*fresh)->event;
+  const DType own = event.compute_dtype == DType::kInvalid ? event.dtype : event.compute_dtype;
+  const DType cache = check::CacheDType(s.capture(), *info).value_or(info->event.dtype);
+  return IsFloat(cache) && UnitRoundoff(cache) > UnitRoundoff(IsFloat(own) ? own : DType::kF32);
+}
+
+// Keys (and values, null: part of the keys) of earlier steps as the cache gives them back; those of this step stay.
+Status TakeEarlierFromCache(const Subject& s, const std::string& fresh, uint64_t request, Keys* k, Keys* v) {
+  ASSAY_ASSIGN_OR_RETURN(const Keys own, KeysOf(s, fresh, request, true));
+  std::vector<size_t> earlier;
+  for (size_t i = 0; i < k->positions.size(); ++i) {
+    if (!std::binary_search(own.positions.begin(), own.positions.end(), k->positions[i])) earlier.push_back(i);
+  }
+  if (earlier.empty()) return {};
+  const int64_t heads = k->values.shape[1], d = k->values.cols(), dv = v == nullptr ? 0 : v->values.cols();
+  ASSAY_ASSIGN_OR_RETURN(const Keys cache, WrittenRows(s, request, heads));
+  const bool fits = cache.values.shape[1] == heads && cache.values.cols() == d + dv;
+  for (size_t i : earlier) {
+    const auto at = std::lower_bound(cache.positions.begin(), cache.positions.end(), k->positions[i]);
+    if (!fits || at == cache.positions.end() || *at != k->positions[i]) {
+      return Status::BadInput(s.info().name + ": keys of earlier steps went through a cache that rounds, and " +
+                              s.Sibling("attn.k_read") + " and v_read were not recorded as payload");
+    }
+    for (int64_t h = 0; h < heads; ++h) {
+      const double* row = cache.values.values.data() + ((at - cache.positions.begin()) * heads + h) * (d + dv);
+      std::copy_n(row, d, k->values.values.begin() + (static_cast<int64_t>(i) * heads + h) * d);
+      if (v != nullptr) std::copy_n(row + d, dv, v->values.values.begin() + (static_cast<int64_t>(i) * heads + h) * dv);
+    }
+  }
+  return {};
+}
+
 bool Has(const Subject& s, std::string_view stem) { return s.capture().Operand(s.info(), s.Sibling(stem)).has_value(); }
 
 double DefaultScale(const Subject& s, int64_t d) {
@@ -107,6 +154,24 @@ void MaskChosen(const Tensor& topk, AttentionBatch* batch) {
       if (at == batch->key_positions.end() || *at != static_cast<int64_t>(p)) continue;
       batch->mask[static_cast<int64_t>(t) * batch->mask.cols() + (at - batch->key_positions.begin())] = 1;
     }
+  }
+}
+
+// A kernel that expands the latents of earlier steps again sums in another order than what was recorded of them: c
+// roundings of partial sums, taken to be no larger than the column's largest value, at 8 sigma and on both sides. Sums
+// of a step's own rows are the recorded ones; of keys the bound of the scores has room for it.
+void AllowExpansion(const AttentionBatch& b, oracle::Computed* out) {
+  if (b.expanded_from == 0 || b.v.values.empty() || out->k_inner <= 0) return;
+  const int64_t group = out->value.shape[1] / b.v.shape[1], dv = b.v.cols(), width = b.v.shape[1] * dv;
+  std::vector<double> largest(static_cast<size_t>(width), 0);
+  for (int64_t i = 0; i < b.v.size(); ++i) {
+    double& top = largest[static_cast<size_t>(i % width)];
+    top = std::max(top, std::abs(b.v[i]));
+  }
+  const double growth = 16 * std::sqrt(static_cast<double>(b.expanded_from)) / out->k_inner;
+  for (int64_t i = 0; i < out->inner.size(); ++i) {
+    const int64_t head = i / dv % out->value.shape[1];
+    out->inner[i] += growth * largest[static_cast<size_t>(head / group * dv + i % dv)];
   }
 }
 
@@ -196,11 +261,15 @@ Result<AttentionCall> GatherAttention(const Subject& s, std::span<const std::str
         ASSAY_ASSIGN_OR_RETURN(Keys pe, KeysOf(s, call.key_names[1], batch.request, false));
         if (pe.positions != k.positions) return NotRecorded(call.key_names[1] + " of all rows");
         ASSAY_ASSIGN_OR_RETURN(k.values, oracle::Concat(k.values, pe.values));
+        if (CacheRounds(s, call.key_names[0]))
+          ASSAY_RETURN_IF_ERROR(TakeEarlierFromCache(s, call.key_names[0], batch.request, &k, nullptr));
       }
       batch.k = std::move(k.values);
     } else if (cached) {
       call.key_names = {s.Sibling("attn.kv_write")};
-      ASSAY_ASSIGN_OR_RETURN(k, KeysOf(s, call.key_names[0], batch.request, false));
+      const TensorPtr fresh = s.Operand(s.Sibling("attn.k"));
+      ASSAY_ASSIGN_OR_RETURN(
+          k, WrittenRows(s, batch.request, fresh != nullptr && fresh->shape.size() == 3 ? fresh->shape[1] : 1));
       ASSAY_ASSIGN_OR_RETURN(auto parts, Split(k.values, query.cols()));
       batch.k = std::move(parts.first);
       batch.v = std::move(parts.second);
@@ -208,19 +277,26 @@ Result<AttentionCall> GatherAttention(const Subject& s, std::span<const std::str
       call.key_names = {gathered ? reads : s.Sibling("attn.k"), s.Sibling(gathered ? "attn.v_read" : "attn.v")};
       if (named) call.key_names = {inputs[1], inputs[2]};
       ASSAY_ASSIGN_OR_RETURN(k, KeysOf(s, call.key_names[0], batch.request, gathered));
-      batch.k = std::move(k.values);
-      if (!scores) {
-        ASSAY_ASSIGN_OR_RETURN(Keys v, KeysOf(s, call.key_names[1], batch.request, gathered));
-        if (v.positions != k.positions) return NotRecorded(call.key_names[1] + " of all rows");
-        batch.v = std::move(v.values);
-        call.value_dim = batch.v.cols();
-      } else {
-        batch.v = batch.k;
-        call.value_dim = batch.v.cols();
+      Keys v = k;  // scores need none
+      auto values = KeysOf(s, call.key_names[1], batch.request, gathered);
+      if (values.ok() && values->positions == k.positions) {
+        v = std::move(*values);
+      } else if (!scores) {
+        return values.ok() ? NotRecorded(call.key_names[1] + " of all rows") : values.status();
       }
+      if (!gathered && !named && CacheRounds(s, call.key_names[0]))
+        ASSAY_RETURN_IF_ERROR(TakeEarlierFromCache(s, call.key_names[0], batch.request, &k, &v));
+      batch.k = std::move(k.values);
+      batch.v = std::move(v.values);
+      call.value_dim = batch.v.cols();
     }
     if (!batch.v.values.empty()) call.value_dim = batch.v.cols();
     batch.key_positions = std::move(k.positions);
+    if (const TensorPtr latent = s.Operand(s.Sibling("attn.kv_c_normed"));
+        latent != nullptr && !call.absorbed && !gathered && !batch.key_positions.empty() &&
+        batch.key_positions.front() < batch.query_positions.front()) {
+      batch.expanded_from = latent->row_size();
+    }
     if (topk != nullptr && SameRows(*topk, *s.tensor())) MaskChosen(*topk, &batch);
     if (mask != nullptr && mask->shape.size() == 2) {
       batch.mask =
@@ -299,6 +375,7 @@ Result<AttentionValues> Recompute(const AttentionCall& call, int only) {
       if (in.sinks == nullptr) continue;
     }
     ASSAY_ASSIGN_OR_RETURN(oracle::AttentionResult r, oracle::Attend(in, call.spec));
+    AllowExpansion(batch, &r.out);
     const auto put = [&](const Array& from, Array* to, int64_t width) {
       if (from.values.empty()) return;
       for (size_t t = 0; t < batch.rows.size(); ++t) {

@@ -25,6 +25,11 @@ void StoreValuesAsF16(T* values, int64_t n, int64_t stride, int64_t d) {
   }
 }
 
+// Faults that show in what comes back from the cache: rows must come from there with them.
+bool ActsOnCache(const FaultDef* fault) {
+  return fault != nullptr && (fault->cls == "KV-IDENT" || fault->cls == "KV-SCALE" || fault->cls == "PADREAD");
+}
+
 }  // namespace
 
 // DeepSeek-V2 (arXiv 2405.04434), section 2.1 and appendix C: the latent c_t = norm(W_DKV x_t) [T, c] and one rotary
@@ -144,7 +149,7 @@ void Runner<T>::MaterialisedAttention(const StepRows& step, int64_t layer, const
   T* out = Fit(&rank.attn_out[static_cast<size_t>(layer)], rows * local * dv);
   T* lse = Fit(&rank.lse, rows * local);
   const AttentionShape shape = ShapeOf(layer, dq, dv);
-  const bool keep = kv_dtype_ == (sizeof(T) == 8 ? DType::kF64 : DType::kF32) && fault_.def == nullptr;
+  const bool keep = kv_dtype_ == (sizeof(T) == 8 ? DType::kF64 : DType::kF32) && !ActsOnCache(fault_.def);
   std::vector<KvRun<T>> latent, all;
   for (size_t s = 0; s < step.sequences.size(); ++s) {
     const StepSequence& seq = step.sequences[s];
