@@ -1,5 +1,5 @@
-// Scales of a quantised cache: none but 1 on a cache that is not quantised, and a dynamic one is the largest magnitude
-// of its tensor over the largest code.
+// Scales of a quantised cache: none but 1 on a cache that is not quantised, and a dynamic one, of a cache or of an
+// activation, is the largest magnitude of its tensor over the largest code.
 #include <algorithm>
 #include <cmath>
 
@@ -52,12 +52,36 @@ std::optional<std::vector<double>> LargestOf(const Tensor& x, const Tensor& scal
   return top;
 }
 
+// Whether the scale is one of a cache; others belong to codes of their own, NAME.q of NAME.q_scale.
+bool IsOfCache(const Capture& capture, const EventInfo& scale) {
+  const std::string_view stem = scale.site.stem;
+  return stem == "attn.k_scale" || stem == "attn.v_scale" || stem == "attn.kv_scale" ||
+         CacheDType(capture, scale).has_value();
+}
+
+// Type of the codes under a scale; kInvalid: they were not recorded.
+DType CodesUnder(const Capture& capture, const EventInfo& scale) {
+  if (IsOfCache(capture, scale)) return CacheDType(capture, scale).value_or(DType::kF8E4M3FN);
+  EventFilter filter;
+  filter.step = scale.event.step;
+  filter.rank = scale.event.rank;
+  for (const EventId id : capture.Find(scale.name.substr(0, scale.name.size() - 6), filter)) {
+    return capture.Info(id)->event.dtype;
+  }
+  return DType::kInvalid;
+}
+
 void JudgeDynamic(const Capture& capture, const Tensor& scale, CheckReport* report) {
   const EventInfo& info = *scale.info;
   const std::string of = Capture::OwnText(info, "scale_of").value_or("");
   auto x = capture.LoadOperand(info, of);
   if (!x.ok()) return report->Missing(x.status().message(), Capture::RecordHint(of));
-  const double code = LargestCode(CacheDType(capture, info).value_or(DType::kF8E4M3FN));
+  const DType codes = CodesUnder(capture, info);
+  if (codes == DType::kInvalid) {
+    return report->Missing(info.name + ": its codes were not recorded",
+                           Capture::RecordHint(info.name.substr(0, info.name.size() - 6)));
+  }
+  const double code = LargestCode(codes);
   if (code == 0) return;
   double worst = 0, ratio = 1;
   // Rounding of the scale's own dtype and of the division.
@@ -78,7 +102,9 @@ void JudgeDynamic(const Capture& capture, const Tensor& scale, CheckReport* repo
     }
     if (worst <= bound) return report->Right(info.id, worst, bound);
   }
-  Suspicion s = At(info, fault_class::kKvScale, 2);
+  const bool cache = IsOfCache(capture, info);
+  Suspicion s = At(info, cache ? fault_class::kKvScale : fault_class::kQScale, 2);
+  if (!cache) s.hypothesis = hypothesis::kQuantised;
   AddRows(scale, bad, &s.bad);
   s.bad.measured = worst;
   s.bad.bound = bound;

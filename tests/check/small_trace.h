@@ -95,6 +95,7 @@ class SmallTrace {
  private:
   static DType DTypeOf(float) { return DType::kF32; }
   static DType DTypeOf(int64_t) { return DType::kI64; }
+  static DType DTypeOf(int8_t) { return DType::kI8; }
 
   std::string folder_;
   std::unique_ptr<Recorder> recorder_;

@@ -279,6 +279,28 @@ TEST(CheckKvScale, DynamicScaleOfOtherValuesIsNamed) {
   EXPECT_FIRST(r, "layers.0.attn.k_scale", "KV-SCALE");
   EXPECT_NEAR(r.findings[0].constant_value, 2, 1e-6);
 }
+// Scale of an activation in codes of int8, `factor` times what it should be.
+CheckResult ActivationScale(float factor) {
+  SmallTrace t;
+  const uint64_t a = t.Request({1, 2});
+  const Put rows{.rows = {{a, 0, 2, 0, false}}};
+  std::vector<float> x = Noise(32, 1);
+  x[3] = -4;
+  x[20] = 2;
+  t.Record("layers.0.mlp.act", "T f", {2, 16}, x, rows);
+  t.Record<int8_t>("layers.0.mlp.act.q", "T f", {2, 16}, std::vector<int8_t>(32, 1), rows);
+  t.Record<float>(
+      "layers.0.mlp.act.q_scale", "T 1", {2, 1}, {factor * 4 / 127, factor * 2 / 127},
+      {.rows = {{a, 0, 2, 0, false}}, .meta = {{"scale_of", "layers.0.mlp.act"}, {"scale_rule", "dynamic"}}});
+  return Judge(t, {"kv_scale"});
+}
+
+TEST(CheckKvScale, ScaleOfAnActivationIsHeldAgainstItsOwnCodes) { EXPECT_RULED_OUT(ActivationScale(1)); }
+TEST(CheckKvScale, WrongScaleOfAnActivationIsNoMatterOfTheCache) {
+  const CheckResult r = ActivationScale(2);
+  EXPECT_FIRST(r, "layers.0.mlp.act.q_scale", "Q-SCALE");
+  EXPECT_NEAR(r.findings[0].constant_value, 2, 1e-6);
+}
 TEST(CheckKvScale, RightScalesAreRuledOut) { EXPECT_RULED_OUT(KvScale("f8_e4m3fn", "0.5", 4.0f / 448)); }
 
 CheckResult MoeCounts(int64_t id, int64_t count) {
