@@ -54,8 +54,11 @@ void AddCheckCommand(CLI::App& app, int* exit_code) {
   CLI::App* command = app.add_subcommand("check", "Judge one trace without a second one");
   command->add_option("TRACE", options->trace, "Trace folder or file");
   command->add_option("--only", options->check.only, "Names of checks to run, with commas; default: all")
-      ->delimiter(',');
-  command->add_option("--skip", options->check.skip, "Names of checks to leave out, with commas")->delimiter(',');
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  command->add_option("--skip", options->check.skip, "Names of checks to leave out, with commas")
+      ->delimiter(',')
+      ->allow_extra_args(false);
   command->add_flag("--list", options->list, "List the checks and what they need, and stop");
   command->add_flag("--json", options->json, "JSON on stdout, schema assay.check/1");
   command->footer(

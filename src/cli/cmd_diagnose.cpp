@@ -61,11 +61,14 @@ int RunDiagnose(const Options& options) {
   auto a = Trace::Open(traces[0]);
   if (!a.ok()) return Fail("diagnose", a.status());
   Result<Diagnosis> diagnosis = Status::Internal("not run");
+  Result<std::unique_ptr<Trace>> b = Status::Internal("not opened");
+  std::vector<const Trace*> judged{a->get()};
   if (traces.size() == 1) {
     diagnosis = Diagnose(**a);
   } else {
-    auto b = Trace::Open(traces[1]);
+    b = Trace::Open(traces[1]);
     if (!b.ok()) return Fail("diagnose", b.status());
+    judged.push_back(b->get());
     diagnosis = Diagnose(**a, **b);
   }
   if (!diagnosis.ok()) return Fail("diagnose", diagnosis.status());
@@ -74,7 +77,19 @@ int RunDiagnose(const Options& options) {
   const std::string text = options.json ? WriteJson(DiagnoseJson(*diagnosis, traces.back(), traces[0])) + "\n"
                                         : DiagnoseText(*diagnosis, traces.back(), traces[0]);
   std::fputs(text.c_str(), stdout);
+  bool damaged = false;
+  for (const Trace* trace : judged) {
+    for (const std::vector<Damage>& damages : {trace->damages(), trace->payload_damages()}) {
+      for (const Damage& d : damages) {
+        if (d.benign) continue;
+        damaged = true;
+        std::fprintf(stderr, "assay diagnose: damaged: %s at byte %llu: %s\n", d.file.c_str(),
+                     static_cast<unsigned long long>(d.offset), d.what.c_str());
+      }
+    }
+  }
   if (!diagnosis->findings.empty()) return kExitDifference;
+  if (damaged) return kExitBadInput;
   return diagnosis->compared && diagnosis->comparison == Verdict::kIncomparable ? kExitBadInput : kExitOk;
 }
 

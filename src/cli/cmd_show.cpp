@@ -82,8 +82,8 @@ void AddShowCommand(CLI::App& app, int* exit_code) {
   CLI::App* command = app.add_subcommand("show", "Print what a trace holds, one table a step");
   command->add_option("TRACE", options->path, "Trace folder or file")->required();
   command->add_option("--site", options->show.sites, "Glob over canonical names; repeatable")->take_all();
-  command->add_option("--rank", options->show.ranks, "Ranks, comma-separated")->delimiter(',');
-  command->add_option("--step", options->show.steps, "Steps, comma-separated")->delimiter(',');
+  command->add_option("--rank", options->show.ranks, "Ranks, comma-separated")->delimiter(',')->allow_extra_args(false);
+  command->add_option("--step", options->show.steps, "Steps, comma-separated")->delimiter(',')->allow_extra_args(false);
   command->add_option("--request", options->requests, "Request keys in hexadecimal (8 or 16 digits), comma-separated")
       ->delimiter(',');
   command->add_option("--limit", options->show.limit, "Events to show; 0: all");
