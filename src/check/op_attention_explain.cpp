@@ -309,6 +309,51 @@ void TryHeadStrides(const AttentionCall& call, Trial* trial) {
   }
 }
 
+// Rows that hold, bit for bit, what the same output held in an earlier step.
+std::optional<Explanation> KeptRows(const Subject& out, const Difference& d) {
+  int64_t step = 0;
+  for (int64_t r : d.rows) {
+    const auto row = out.tensor()->row(r);
+    if (std::all_of(row.begin(), row.end(), [](double x) { return x == 0; })) return std::nullopt;
+    bool found = false;
+    for (EventId id : out.capture().EventsOf(out.info().name)) {
+      const auto info = out.capture().Info(id);
+      if (found || info->event.rank != out.info().event.rank || info->event.step >= out.info().event.step ||
+          !out.capture().Earlier(id, out.info().id)) {
+        continue;
+      }
+      auto earlier = out.capture().Load(id);
+      if (!earlier.ok() || (*earlier)->row_size() != out.tensor()->row_size()) continue;
+      for (int64_t other = 0; other < (*earlier)->n_rows() && !found; ++other) {
+        const auto kept = (*earlier)->row(other);
+        found = std::equal(kept.begin(), kept.end(), row.begin(), row.end());
+      }
+      if (found) step = info->event.step;
+    }
+    if (!found) return std::nullopt;
+  }
+  if (d.rows.empty()) return std::nullopt;
+  return Explanation{fault_class::kUnwritten, "wrong rows hold bit for bit what the output held in step " +
+                                                  std::to_string(step) + ": they were not written"};
+}
+
+// A row of this step in the slot of the request's first position too: a padding row of the batch went there, whose slot
+// id, clamped, leads to it.
+void TryPaddingWrites(const AttentionCall& call, Trial* trial) {
+  AttentionCall changed = call;
+  for (AttentionBatch& b : changed.batches) {
+    if (b.query_positions.size() != 1 || b.key_positions.size() < 2) return;
+    for (Array* a : {&b.k, &b.v}) {
+      if (a->values.empty()) continue;
+      const int64_t width = a->size() / a->shape[0];
+      std::copy_n(a->values.end() - width, width, a->values.begin());
+    }
+  }
+  trial->Try(changed, {fault_class::kPadRead,
+                       "fits the step's own key and value at the first position too: a padding row went to its slot",
+                       kNone, "", 3});
+}
+
 bool BatchFits(const Subject& out, const AttentionCall& call, size_t batch) {
   auto values = Recompute(call, static_cast<int>(batch));
   if (!values.ok()) return false;
@@ -614,12 +659,14 @@ std::optional<Explanation> ExplainAttention(const Subject& out, const AttentionC
   TryGraph(out, call, &trial);
   TryStrides(out, call, &trial);
   if (auto why = trial.best()) return why;
+  if (auto why = KeptRows(out, d)) return why;
   TryScales(out, call, &trial);
   TryMasks(call, &trial);
   if (auto why = trial.best()) return why;
   if (auto why = ForeignRows(out, call)) return why;
   TryHeadStrides(call, &trial);
   TryPadding(out, call, &trial);
+  TryPaddingWrites(call, &trial);
   if (auto why = trial.best()) return why;
   if (TwoHeadsWide(call, &trial)) return trial.best();
   if (auto why = LeavesRange(out, call)) return why;

@@ -57,13 +57,22 @@ class StaleRows final : public ScanCheck {
   }
 
   void Finish(const Capture& capture, CheckReport* report) override {
-    uint64_t judged = 0;
+    uint64_t judged = 0, unknown = 0;
     for (const auto& [earlier, later] : pairs_) {
-      if (IsWrong(capture, earlier, later)) {
+      const std::optional<bool> wrong = IsWrong(capture, earlier, later);
+      if (!wrong) {
+        ++unknown;
+      } else if (*wrong) {
         Report(capture, earlier, later, report);
       } else {
         ++judged;
       }
+    }
+    if (unknown > 0) {
+      return report->Missing(std::to_string(unknown) +
+                                 " rows are bit for bit those of earlier ones, their inputs are "
+                                 "not, and their tokens are not known",
+                             "record embed, or the tokens (ASSAY_TOKENS=on)");
     }
     if (rows_ == 0)
       return report->Missing("no row digests of results were recorded",
@@ -107,18 +116,20 @@ class StaleRows final : public ScanCheck {
     return info->tokens[static_cast<size_t>(position)];
   }
 
-  // Equal as far as the embedding's rows or the announced tokens tell; true when neither does.
-  static bool TokensMayBeEqual(const Capture& capture, const EventInfo& a, const Row& x, const EventInfo& b,
-                               const Row& y) {
+  // Equal as far as the embedding's rows or the announced tokens tell; nullopt when neither does.
+  static std::optional<bool> TokensAreEqual(const Capture& capture, const EventInfo& a, const Row& x,
+                                            const EventInfo& b, const Row& y) {
     const auto s = TokenAt(capture, x.request, x.position), t = TokenAt(capture, y.request, y.position);
     if (s && t) return *s == *t;
     const auto e = capture.Operand(a, "embed"), f = capture.Operand(b, "embed");
-    if (!e || !f) return true;
+    if (!e || !f) return std::nullopt;
     const auto p = RowOf(capture, *e, x.request, x.position), q = RowOf(capture, *f, y.request, y.position);
-    return !p || !q || p->digest == q->digest;
+    if (!p || !q) return std::nullopt;
+    return p->digest == q->digest;
   }
 
-  static bool IsWrong(const Capture& capture, const Row& earlier, const Row& later) {
+  // nullopt: it depends on the tokens, which are not known.
+  static std::optional<bool> IsWrong(const Capture& capture, const Row& earlier, const Row& later) {
     RowCell cell;
     capture.trace().event(later.event).row_cell(later.segment, later.row, &cell);
     if (cell.sum_sq == 0 || cell.nonfinite > 0) return false;
@@ -133,7 +144,8 @@ class StaleRows final : public ScanCheck {
     // A single key (position 0) is the output whatever the query is.
     if (!p || !q || p->digest == q->digest || earlier.position == 0 || later.position == 0) return false;
     if (InputOf(stem) == "attn.q" && KeysAreEqual(capture, *b, later.request)) return false;
-    return !TokensMayBeEqual(capture, *a, earlier, *b, later);
+    const std::optional<bool> equal = TokensAreEqual(capture, *a, earlier, *b, later);
+    return equal ? std::optional<bool>(!*equal) : std::nullopt;
   }
 
   static void Report(const Capture& capture, const Row& earlier, const Row& later, CheckReport* report) {
