@@ -314,6 +314,46 @@ void JudgeCall(Subject& out, std::span<const std::string> inputs) {
   }
 }
 
+namespace {
+
+// A chunk whose heads the merge reads further apart (or closer) than they lie, as of a padded buffer. Rows whose
+// reading leaves the rows of their request are not judged: what lies there was not recorded.
+std::optional<Explanation> ExplainHeadStride(const Subject& out, const Operation& merge, const Difference& d) {
+  for (size_t j = 0; j + 1 < merge.inputs.size(); j += 2) {
+    const Tensor& chunk = *merge.inputs[j].tensor;
+    if (chunk.shape.size() != 3 || chunk.shape[1] < 2 || chunk.shape[2] % 8 != 0) continue;
+    const int64_t rows = chunk.shape[0], heads = chunk.shape[1], dv = chunk.shape[2], width = heads * dv;
+    for (int64_t stride = dv / 2; stride <= 2 * dv; stride += dv / 8) {
+      if (stride == dv) continue;
+      auto arrays = merge.arrays();
+      std::vector<char> judged = out.judged();
+      bool wrong_row = false;
+      for (int64_t t = 0; t < rows; ++t) {
+        int64_t end = t;  // behind the rows of the same request
+        while (end < rows && chunk.rows[static_cast<size_t>(end)].request == chunk.rows[static_cast<size_t>(t)].request)
+          ++end;
+        if (t * width + (heads - 1) * stride + dv > end * width) {
+          judged[static_cast<size_t>(t)] = 0;
+          continue;
+        }
+        const bool counts = judged[static_cast<size_t>(t)] != 0;
+        wrong_row = wrong_row || (counts && std::find(d.rows.begin(), d.rows.end(), t) != d.rows.end());
+        for (int64_t h = 0; h < heads; ++h)
+          std::copy_n(chunk.values.begin() + t * width + h * stride, dv, arrays[j].values.begin() + t * width + h * dv);
+      }
+      if (!wrong_row) continue;
+      auto merged = MergedOut(arrays);
+      if (!merged.ok() || !Differ(out.actual(), *merged, out.precision(), judged, 4).ok) continue;
+      return Explanation{fault_class::kStride, "fits " + merge.inputs[j].name + " read with a head stride of " +
+                                                   std::to_string(stride) + " elements in place of " +
+                                                   std::to_string(dv)};
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
 void JudgeMerged(Subject& out, const std::vector<Input>& chunks) {
   Operation merge{chunks, MergedOut};
   for (const Input& input : merge.inputs) {
@@ -323,7 +363,7 @@ void JudgeMerged(Subject& out, const std::vector<Input>& chunks) {
       return;
     }
   }
-  const auto own = [&](const Difference&, const oracle::Computed&) -> std::optional<Explanation> {
+  const auto own = [&](const Difference& d, const oracle::Computed&) -> std::optional<Explanation> {
     for (auto [factor, text] : {std::pair{1 / std::log(2.0), "fits weights of base 2 on natural log-sum-exps"},
                                 std::pair{std::log(2.0), "fits natural weights where base 2 was taken for given"}}) {
       auto merged = Merge(merge.arrays(), 1 / factor);
@@ -337,7 +377,7 @@ void JudgeMerged(Subject& out, const std::vector<Input>& chunks) {
         return Explanation{fault_class::kMask, "fits without chunk " + std::to_string(j / 2)};
       }
     }
-    return std::nullopt;
+    return ExplainHeadStride(out, merge, d);
   };
   JudgeOperation(out, merge, own);
   if (const TensorPtr sums = LseOf(out)) {
