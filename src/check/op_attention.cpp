@@ -352,6 +352,59 @@ std::optional<Explanation> ExplainHeadStride(const Subject& out, const Operation
   return std::nullopt;
 }
 
+// A chunk more than the request has keys for: its part of the workspace was not written, and holds what another call
+// left there, row by row. Every request with wrong rows must be explained, as far as the rows left there reach.
+std::optional<Explanation> ExplainLeftChunk(const Subject& out, const Operation& merge, const Difference& d) {
+  const std::vector<RowId>& rows = out.tensor()->rows;
+  std::string text;
+  std::vector<char> done(rows.size(), 0);
+  for (int64_t wrong : d.rows) {
+    if (wrong >= static_cast<int64_t>(rows.size()) || done[static_cast<size_t>(wrong)]) continue;
+    const uint64_t request = rows[static_cast<size_t>(wrong)].request;
+    std::vector<int64_t> own;
+    for (size_t r = 0; r < rows.size(); ++r) {
+      if (rows[r].real() && rows[r].request == request) own.push_back(static_cast<int64_t>(r)), done[r] = 1;
+    }
+    bool found = false;
+    for (int j = 0; !found; ++j) {
+      const std::string name = out.Sibling("attn.chunk." + std::to_string(j) + ".");
+      if (!out.capture().HasSite(name + "out")) break;
+      const auto outs = out.capture().EventsOf(name + "out"), sums = out.capture().EventsOf(name + "lse");
+      for (size_t i = 0; i < outs.size() && i < sums.size() && !found; ++i) {
+        if (!out.capture().Earlier(outs[i], out.info().id)) break;
+        auto left = out.capture().Load(outs[i]), lse = out.capture().Load(sums[i]);
+        if (!left.ok() || !lse.ok() || (*left)->info->event.rank != out.info().event.rank ||
+            (*left)->row_size() != merge.inputs[0].tensor->row_size() || (*left)->n_rows() != (*lse)->n_rows() ||
+            (*left)->rows.empty() || (*left)->rows[0].request == request)
+          continue;
+        auto arrays = merge.arrays();
+        Array more = Array::Filled(arrays[0].shape),
+              more_lse = Array::Filled(arrays[1].shape, -std::numeric_limits<double>::infinity());
+        std::vector<char> judged(rows.size(), 0);
+        bool covers = false;
+        for (size_t r = 0; r < own.size() && static_cast<int64_t>(r) < (*left)->n_rows(); ++r) {
+          const auto from = (*left)->row(static_cast<int64_t>(r)), sum = (*lse)->row(static_cast<int64_t>(r));
+          std::copy(from.begin(), from.end(), more.values.begin() + own[r] * (*left)->row_size());
+          std::copy(sum.begin(), sum.end(), more_lse.values.begin() + own[r] * (*lse)->row_size());
+          judged[static_cast<size_t>(own[r])] = 1;
+          covers = covers || own[r] == wrong;
+        }
+        if (!covers) continue;
+        arrays.push_back(std::move(more));
+        arrays.push_back(std::move(more_lse));
+        auto merged = MergedOut(arrays);
+        found = merged.ok() && Differ(out.actual(), *merged, out.precision(), judged, 4).ok;
+        if (found)
+          text = "fits one chunk more, with what another request left in " + name +
+                 "out: a chunk without keys was not " + "written";
+      }
+    }
+    if (!found) return std::nullopt;
+  }
+  if (text.empty()) return std::nullopt;
+  return Explanation{fault_class::kUnwritten, text};
+}
+
 }  // namespace
 
 void JudgeMerged(Subject& out, const std::vector<Input>& chunks) {
@@ -377,6 +430,7 @@ void JudgeMerged(Subject& out, const std::vector<Input>& chunks) {
         return Explanation{fault_class::kMask, "fits without chunk " + std::to_string(j / 2)};
       }
     }
+    if (auto why = ExplainLeftChunk(out, merge, d)) return why;
     return ExplainHeadStride(out, merge, d);
   };
   JudgeOperation(out, merge, own);

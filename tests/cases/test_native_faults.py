@@ -21,6 +21,7 @@ PROMPTS = (
     [
         ("pad-row-overwrites-slot", "layers.2.attn.out", "PADREAD"),
         ("decode-output-unwritten", "layers.2.attn.out", "UNWRITTEN"),
+        ("empty-chunk-unwritten", "layers.2.attn.out", "UNWRITTEN"),
         ("merge-suffix-stride", "layers.2.attn.out", "STRIDE"),
         ("lse-base-2", "layers.2.attn.chunk.0.lse", "LSE"),
     ],
