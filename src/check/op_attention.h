@@ -50,6 +50,11 @@ Result<AttentionValues> Recompute(const AttentionCall& call, int only = -1);
 // The cause of a wrong output of this call.
 std::optional<Explanation> ExplainAttention(const Subject& out, const AttentionCall& call, const AttentionValues& right,
                                             const Difference& d);
+// Parts of it. Results that belong to other heads; query heads that read other key heads than their own; a running
+// maximum or sum that a float16 accumulator cannot hold.
+std::optional<Explanation> ExplainHeads(const Subject& out, const AttentionCall& call, const AttentionValues& right);
+std::optional<Explanation> ExplainKeyHeads(const Subject& out, const AttentionCall& call, const AttentionValues& right);
+std::optional<Explanation> LeavesRange(const Subject& out, const AttentionCall& call);
 // The cause of a wrong log-sum-exp whose output is right: always LSE, with the constant where there is one.
 Explanation ExplainLse(const Subject& lse, const AttentionValues& right);
 

@@ -6,6 +6,7 @@
 
 #include "check/op_attention.h"
 #include "check/op_explain.h"
+#include "check/op_fitted.h"
 
 namespace assay::op {
 namespace {
@@ -430,42 +431,6 @@ std::optional<Explanation> ForeignRows(const Subject& out, const AttentionCall& 
   return Explanation{fault_class::kKvIdent, text};
 }
 
-// ---- which heads ---------------------------------------------------------------------------------------------------
-
-std::optional<Explanation> OtherHeads(const Subject& out, const AttentionCall& call, const AttentionValues& right) {
-  const Array& have = out.actual();
-  if (have.rank() != 3 || call.heads < 2 || have.size() != right.out.value.size()) return std::nullopt;
-  const int64_t width = have.cols();
-  std::vector<int64_t> source(static_cast<size_t>(call.heads), -1);
-  const oracle::Precision p = out.precision();
-  for (int64_t h = 0; h < call.heads; ++h) {
-    for (int64_t step = 0; step < call.heads && source[static_cast<size_t>(h)] < 0; ++step) {
-      const int64_t j = (h + step) % call.heads;
-      bool same = true;
-      for (int64_t t = 0; t < have.shape[0] && same; ++t) {
-        if (!out.judged()[static_cast<size_t>(t)]) continue;
-        for (int64_t c = 0; c < width && same; ++c) {
-          const int64_t i = (t * call.heads + j) * width + c;
-          same = std::abs(have[(t * call.heads + h) * width + c] - right.out.value[i]) <=
-                 4 * oracle::BoundAt(right.out, i, p);
-        }
-      }
-      if (same) source[static_cast<size_t>(h)] = j;
-    }
-    if (source[static_cast<size_t>(h)] < 0) return std::nullopt;
-  }
-  std::string text = "heads hold what belongs to heads";
-  bool one = true, own = true;
-  for (size_t h = 0; h < source.size(); ++h) {
-    text += " " + std::to_string(source[h]);
-    one = one && source[h] == source[0];
-    own = own && source[h] == static_cast<int64_t>(h);
-  }
-  if (own) return std::nullopt;  // not right to the bound, and nearer to its own head than to any other
-  if (one) return Explanation{fault_class::kStride, text + ": every head equals one"};
-  return Explanation{fault_class::kTpShard, text};
-}
-
 // ---- which constant ------------------------------------------------------------------------------------------------
 
 struct ScaleFit {
@@ -583,42 +548,6 @@ void TryScales(const Subject& out, const AttentionCall& call, Trial* trial) {
   }
 }
 
-// ---- range ---------------------------------------------------------------------------------------------------------
-
-// Where the running maximum of a row jumps between tiles by more than a declared float16 accumulator can hold as a
-// factor (2^-14 its smallest normal number), or the sum of values before the division leaves its range.
-std::optional<Explanation> LeavesRange(const Subject& out, const AttentionCall& call) {
-  const DType accum = ParseDType(Capture::OwnText(out.info(), "accum_dtype").value_or("f32"));
-  if (accum != DType::kF16) return std::nullopt;
-  const int64_t tile = out.Integer("kv_tile", 0);
-  for (const AttentionBatch& b : call.batches) {
-    if (tile <= 0 || b.key_positions.empty()) continue;
-    oracle::AttentionInput in;
-    in.q = &b.q;
-    in.k = &b.k;
-    in.v = b.v.values.empty() ? nullptr : &b.v;
-    in.value_dim = call.value_dim;
-    in.query_positions = b.query_positions;
-    in.key_positions = b.key_positions;
-    auto scores = oracle::Scores(in, call.spec);
-    if (!scores.ok()) continue;
-    const int64_t n = scores->value.cols();
-    for (int64_t r = 0; r < scores->value.rows(); ++r) {
-      double top = -INFINITY;
-      for (int64_t s = 0; s < n; s += tile) {
-        const double before = top;
-        for (int64_t j = s; j < std::min(n, s + tile); ++j) top = std::max(top, scores->value[r * n + j]);
-        if (std::isfinite(before) && before - top < std::log(0x1p-14)) {
-          return Explanation{fault_class::kRange,
-                             "the running maximum jumps by " + std::to_string(top - before) +
-                                 " between tiles: the factor is below the smallest normal float16 number"};
-        }
-      }
-    }
-  }
-  return std::nullopt;
-}
-
 // Dot products that run on into the next head: head sizes of two heads.
 bool TwoHeadsWide(const AttentionCall& call, Trial* trial) {
   AttentionCall wide = call;
@@ -654,7 +583,7 @@ std::optional<Explanation> ExplainAttention(const Subject& out, const AttentionC
     for (const std::string& name : call.key_names) none.inputs.push_back({name, out.Operand(name)});
     return ExplainNonFinite(out, none, d, false);
   }
-  if (auto why = OtherHeads(out, call, right)) return why;
+  if (auto why = ExplainHeads(out, call, right)) return why;
   Trial trial(out, d);
   TryGraph(out, call, &trial);
   TryStrides(out, call, &trial);
@@ -668,33 +597,13 @@ std::optional<Explanation> ExplainAttention(const Subject& out, const AttentionC
   TryPadding(out, call, &trial);
   TryPaddingWrites(call, &trial);
   if (auto why = trial.best()) return why;
+  if (auto why = ExplainKeyHeads(out, call, right)) return why;
   if (TwoHeadsWide(call, &trial)) return trial.best();
   if (auto why = LeavesRange(out, call)) return why;
-  return ExplainPrecision(out, right.out);
-}
-
-Explanation ExplainLse(const Subject& lse, const AttentionValues& right) {
-  Explanation why{fault_class::kLse, "the output of the call is right, its log-sum-exp is not"};
-  if (const double c = ConstantRatio(lse.actual(), right.lse.value, lse.judged(), 1e-3); !std::isnan(c)) {
-    why.constant = c;
-    why.meaning = "log-sum-exp returned / true";
-    return why;
-  }
-  const auto close = [&](const Array& other) {
-    oracle::Computed c = right.lse;
-    c.value = other;
-    return Fits(lse, c);
-  };
-  if (close(right.max_score)) {
-    why.text += ": it is the largest score alone";
-  } else if (close(right.lse_of_keys)) {
-    why.text += ": the sink is missing from it";
-  } else if (auto kept = ExplainUnwritten(lse)) {
-    why.text += ": " + kept->text + ", it was written by other strides";
-  } else {
-    why.rank = 2;
-  }
-  return why;
+  if (auto why = ExplainPrecision(out, right.out)) return why;
+  Operation operands;
+  for (const std::string& name : call.key_names) operands.inputs.push_back({name, out.Operand(name)});
+  return ExplainByFit(out, right.out, operands.inputs);
 }
 
 }  // namespace assay::op

@@ -8,6 +8,7 @@
 #include "check/helpers.h"
 #include "check/op_checks.h"
 #include "check/op_explain.h"
+#include "check/op_fitted.h"
 
 namespace assay::check {
 namespace {
@@ -181,6 +182,15 @@ void JudgeWrite(Subject& s) {
                           "row read back / row written"};
     }
   }
+  if (!why) {
+    why = ExplainByFit(s, *right, write.inputs);
+    if (why && (why->cls == fault_class::kScale || why->cls == fault_class::kRange)) {
+      why->cls = fault_class::kKvScale;
+      why->meaning = "row read back / row written";
+    } else if (why && why->cls != fault_class::kPrecision && why->cls != fault_class::kStride) {
+      why->cls = fault_class::kKvIdent;
+    }
+  }
   if (!why) why = Explanation{fault_class::kKvIdent, "rows read back are not the rows that were written"};
   ReportWrong(s, d, *why);
 }
@@ -232,10 +242,15 @@ void JudgeRead(Subject& s) {
   std::vector<int64_t> wrong;
   int64_t judged = 0;
   std::string found;
+  oracle::Computed due;  // the rows that should have been read
+  due.value = due.scale = Array::Filled(s.actual().shape);
   const auto keys = s.capture().RequestKeys();
   for (int64_t r = 0; r < s.tensor()->n_rows(); ++r) {
     const RowId& id = s.tensor()->rows.empty() ? RowId{} : s.tensor()->rows[static_cast<size_t>(r)];
-    if (!id.real()) continue;
+    if (!id.real()) {
+      s.LeaveOut(r);
+      continue;
+    }
     const auto row = s.tensor()->row(r);
     const std::vector<double> have(row.begin(), row.end());
     // A request that took blocks over reads what another one with the same first tokens wrote.
@@ -253,10 +268,16 @@ void JudgeRead(Subject& s) {
     for (uint64_t owner : owners) {
       auto want = LastRow(s, names, owner, id.position);
       if (!want) continue;
+      const std::vector<double> own = cut(std::move(*want));
+      right = right || own == have;
+      if (!known && own.size() == have.size())
+        std::copy(own.begin(), own.end(), due.value.values.begin() + r * s.tensor()->row_size());
       known = true;
-      right = right || cut(std::move(*want)) == have;
     }
-    if (!known) continue;
+    if (!known) {
+      s.LeaveOut(r);
+      continue;
+    }
     ++judged;
     if (!right) wrong.push_back(r);
   }
@@ -279,6 +300,21 @@ void JudgeRead(Subject& s) {
         found = text;
         break;
       }
+    }
+  }
+  // No row of anybody: the own one times a constant, say.
+  for (int64_t i = 0; i < due.value.size(); ++i) due.scale[i] = std::abs(due.value[i]);
+  if (found.empty()) {
+    if (auto why = ExplainByFit(s, due, {})) {
+      const bool scaled = why->cls == fault_class::kScale || why->cls == fault_class::kRange;
+      if (scaled) {
+        why->cls = fault_class::kKvScale;
+        why->meaning = "row read / row written";
+      }
+      if (scaled || why->cls == fault_class::kPrecision || why->cls == fault_class::kStride ||
+          why->cls == fault_class::kUnwritten)
+        return ReportWrong(s, Differ(s, due), *why);
+      found = "; " + why->text;
     }
   }
   ReportRule(s.capture(), s.report(), s.info(),

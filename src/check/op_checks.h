@@ -24,6 +24,7 @@ void JudgeResidual(const Capture& capture, CheckReport* report);
 void JudgeCacheWrite(const Capture& capture, CheckReport* report);
 void JudgeCacheRead(const Capture& capture, CheckReport* report);
 void JudgeQuantisedInputs(const Capture& capture, CheckReport* report);
+void JudgeEffectiveWeights(const Capture& capture, CheckReport* report);
 void JudgeHead(const Capture& capture, CheckReport* report);
 void JudgeSampling(const Capture& capture, CheckReport* report);
 void JudgeDeclared(const Capture& capture, CheckReport* report);

@@ -5,9 +5,9 @@
 
 #include "check/op_attention.h"
 #include "check/op_checks.h"
-#include "check/op_dequant.h"
 #include "check/op_explain.h"
 #include "check/op_moe.h"
+#include "check/op_quant_explain.h"
 #include "check/op_rope.h"
 #include "oracle/activation.h"
 #include "oracle/linear.h"
@@ -73,12 +73,9 @@ void JudgeDeclaredOperation(Subject& s, const std::string& kind, const std::vect
     };
   } else if (kind == "activation") {
     oracle::ActivationSpec spec;
-    const std::string which = s.Text("activation", "silu");
-    using oracle::Activation;
-    spec.kind = which == "gelu"         ? Activation::kGelu
-                : which == "gelu_tanh"  ? Activation::kGeluTanh
-                : which == "swiglu_oai" ? Activation::kSwigluOai
-                                        : Activation::kSilu;
+    const auto which = oracle::ParseActivation(s.Text("activation", "silu"));
+    if (!which) return Missing(s, "an activation that is known, with it " + s.info().name);
+    spec.kind = *which;
     spec.alpha = s.Number("swiglu_alpha", 1.702);
     spec.limit = s.Number("swiglu_limit", 7);
     const bool pairs = s.Text("gate_up_layout", "halves") == "interleaved";
@@ -120,18 +117,20 @@ void JudgeDeclaredOperation(Subject& s, const std::string& kind, const std::vect
     if (kind == "dequant") {
       const bool activation = names[0].ends_with(".q");
       const std::string parts = names[0].substr(0, names[0].size() - (activation ? 1 : 5));
-      const auto fits = [&](const DequantVariant& variant) {
-        auto other = Dequantise(s, parts, activation, variant);
-        return other.ok() && DifferExactly(s.actual(), ToArray({s.actual().shape}, other->values), s.judged()).ok;
+      QuantisedProduct q;
+      q.name = names[0];
+      q.activation = activation;
+      q.is_value = true;
+      q.plain = false;
+      q.decode = [&](const DequantVariant& variant) { return TakeApart(s, parts, activation, variant); };
+      q.product = [&](const Array& value) -> Result<oracle::Computed> {
+        if (value.size() != right.value.size()) return Status::BadInput("another shape");
+        oracle::Computed y = right;
+        y.value.values = value.values;
+        for (int64_t i = 0; i < value.size(); ++i) y.scale[i] = std::abs(value[i]);
+        return y;
       };
-      if (fits({.other_scale_layout = true}))
-        return Explanation{fault_class::kQLayout, "fits the scales in the other layout"};
-      if (fits({.high_nibble_first = true}))
-        return Explanation{fault_class::kQLayout, "fits codes with the high nibble first"};
-      for (double by : {-1.0, 1.0, 8.0, -8.0, -15.0, 15.0}) {
-        if (fits({.zero = by}))
-          return Explanation{fault_class::kQZero, "fits codes that are all off", by, "error of every code, in scales"};
-      }
+      if (auto why = ExplainQuantised(s, q, right)) return why;
       return std::nullopt;
     }
     if (!std::isnan(c))

@@ -3,18 +3,196 @@
 #include <algorithm>
 #include <cmath>
 
+#include "quant/weight.h"
+
 namespace assay::op {
 namespace {
 
 using oracle::Array;
 
-constexpr double kE2m1[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+constexpr float kE2m1[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
 
 TensorPtr Part(const Subject& s, const std::string& name, bool activation) {
   return activation ? s.Beside(name) : s.Weight(name);
 }
 
+std::string OwnOr(const Tensor& t, std::string_view key, std::string otherwise) {
+  return Capture::OwnText(*t.info, key).value_or(std::move(otherwise));
+}
+
+// Words that hold several codes each, rather than one code in four bytes.
+bool AreWords(const Tensor& code) {
+  return BitsOf(code.info->event.dtype) == 32 &&
+         std::any_of(code.values.begin(), code.values.end(), [](double x) { return x < 0 || x > 255; });
+}
+
+bool IsGrouped(const std::string& quant) { return quant.starts_with("gptq") || quant == "awq"; }
+
+// Four-bit floats: one a value, or two a byte.
+void DecodeFp4(const Tensor& code, bool packed, bool high_nibble_first, DequantParts* out) {
+  const bool decoded = code.info->event.dtype == DType::kF4E2M1;
+  packed = packed && !decoded;
+  out->cols = code.row_size() * (packed ? 2 : 1);
+  out->bits = 4;
+  for (int64_t r = 0; r < out->rows; ++r) {
+    const auto row = code.row(r);
+    for (int64_t c = 0; c < out->cols; ++c) {
+      if (decoded) {
+        out->code.push_back(static_cast<float>(row[static_cast<size_t>(c)]));
+        continue;
+      }
+      auto bits = static_cast<uint32_t>(row[static_cast<size_t>(packed ? c / 2 : c)]);
+      if (packed) bits = ((c % 2 == 0) != high_nibble_first ? bits : bits >> 4) & 15;
+      out->code.push_back(bits & 8 ? -kE2m1[bits & 7] : kE2m1[bits & 7]);
+    }
+  }
+}
+
+Status DecodeCodebook(const Subject& s, const std::string& parts, bool activation, const Tensor& code,
+                      const DequantVariant& variant, DequantParts* out) {
+  const TensorPtr book = Part(s, parts + "codebook", activation), signs = Part(s, parts + "signs", activation);
+  if (book == nullptr) return Status::BadInput(parts + "codebook was not recorded as payload");
+  const int64_t length = book->shape.size() < 2 ? 1 : book->row_size();
+  out->cols = code.row_size() * length;
+  if (signs != nullptr && signs->n() != out->rows * out->cols)
+    return Status::BadInput(parts + "signs has another shape than the codes stand for");
+  for (int64_t r = 0; r < out->rows; ++r) {
+    for (int64_t c = 0; c < out->cols; ++c) {
+      auto index = static_cast<int64_t>(code.row(r)[static_cast<size_t>(c / length)]);
+      if (variant.entries > 0 && index > 0) index %= variant.entries;
+      if (index < 0 || index >= book->n_rows()) return Status::BadInput(parts + "codes leads beyond the codebook");
+      auto x = static_cast<float>(book->row(index)[static_cast<size_t>(c % length)]);
+      if (signs != nullptr && !variant.drop_signs && signs->values[static_cast<size_t>(r * out->cols + c)] != 0) x = -x;
+      out->code.push_back(x);
+    }
+  }
+  return {};
+}
+
+CheckpointTensor Stored(const Tensor& tensor) {
+  CheckpointTensor stored;
+  stored.name = tensor.info->name;
+  stored.dtype = tensor.info->event.dtype;
+  stored.shape = tensor.shape;
+  stored.data = tensor.bytes.data();
+  stored.size_bytes = tensor.bytes.size();
+  stored.file = "trace";
+  return stored;
+}
+
+// Words of 32 bits as checkpoints of GPTQ and AWQ hold them: decoded by the reader of such files.
+Status DecodeWords(const Subject& s, const std::string& parts, const Tensor& code, const Tensor& scale,
+                   DequantParts* out) {
+  const CheckpointTensor words = Stored(code), scales = Stored(scale);
+  const TensorPtr zero = s.Weight(parts + "zero"), order = s.Weight(parts + "g_idx");
+  CheckpointTensor zeros, group;
+  PackedIntTensors tensors;
+  tensors.code = &words;
+  tensors.scale = &scales;
+  if (zero != nullptr) tensors.zero = &(zeros = Stored(*zero));
+  if (order != nullptr) tensors.g_idx = &(group = Stored(*order));
+  out->bits = static_cast<int>(s.capture().Integer(*code.info, "bits").value_or(4));
+  const IntPacking packing = out->quant == "awq"    ? IntPacking::kAwq
+                             : out->quant == "gptq" ? IntPacking::kGptq
+                                                    : IntPacking::kGptqV2;
+  ASSAY_ASSIGN_OR_RETURN(const WeightPtr weight, MakePackedIntWeight(parts, packing, out->bits, tensors));
+  out->rows = weight->rows();
+  out->cols = weight->cols();
+  out->integers = true;
+  out->grid_rows = out->rows;
+  out->grid_cols = std::max<int64_t>(scale.n() / std::max<int64_t>(out->rows, 1), 1);
+  out->block_cols = order != nullptr ? 0 : weight->block_cols();
+  out->scale.assign(static_cast<size_t>(out->grid_rows * out->grid_cols), 0);
+  WeightParts row;
+  for (int64_t r = 0; r < out->rows; ++r) {
+    weight->Parts(r, &row);
+    for (size_t c = 0; c < row.code.size(); ++c) {
+      const int64_t at = r * out->grid_cols + row.group[c];
+      out->code.push_back(static_cast<float>(row.code[c]));
+      out->zero.push_back(static_cast<float>(row.zero[c]));
+      out->group.push_back(static_cast<int32_t>(at));
+      out->scale[static_cast<size_t>(at)] = row.scale[c];
+    }
+  }
+  return {};
+}
+
+// Integers, one a value or two four-bit ones a byte.
+void DecodeIntegers(const Tensor& code, bool packed, bool high_nibble_first, DequantParts* out) {
+  out->integers = true;
+  out->cols = code.row_size() * (packed ? 2 : 1);
+  for (int64_t r = 0; r < out->rows; ++r) {
+    const auto row = code.row(r);
+    for (int64_t c = 0; c < out->cols; ++c) {
+      auto x = static_cast<float>(row[static_cast<size_t>(packed ? c / 2 : c)]);
+      if (packed) {
+        const auto bits = static_cast<uint32_t>(x);
+        x = static_cast<float>(((c % 2 == 0) != high_nibble_first ? bits : bits >> 4) & 15);
+      }
+      out->code.push_back(x);
+    }
+  }
+}
+
+// The scale of each element: one, one a row, or a grid of groups or blocks.
+Status PlaceScales(const Tensor& scale, int64_t group, bool swizzled, DequantParts* out) {
+  const int64_t rows = out->rows, columns = out->cols, n = scale.n();
+  out->grid_cols = scale.shape.size() < 2 ? (n == rows ? 1 : n) : scale.row_size();
+  out->grid_rows = n / std::max<int64_t>(out->grid_cols, 1);
+  out->block_rows = 1;
+  out->block_cols = columns;
+  if (n == 1) {
+    out->block_rows = rows;
+  } else {
+    if (group <= 0) group = (columns + out->grid_cols - 1) / std::max<int64_t>(out->grid_cols, 1);
+    out->block_cols = out->grid_cols == 1 ? columns : group;
+    if (out->quant == "fp8_block")
+      out->block_rows = std::max<int64_t>(group, 1);
+    else if (out->grid_rows < rows)
+      out->block_rows = (rows + out->grid_rows - 1) / std::max<int64_t>(out->grid_rows, 1);
+  }
+  for (double x : scale.values) {
+    const bool exponent = out->quant == "mxfp4" && scale.info->event.dtype == DType::kU8;
+    out->scale.push_back(exponent ? std::exp2(x - 127) : x);
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < columns; ++c) {
+      const int64_t m = r / out->block_rows, k = c / std::max<int64_t>(out->block_cols, 1);
+      const int64_t at = n == 1 ? 0 : swizzled ? SwizzledPlace(m, k, out->grid_cols) : m * out->grid_cols + k;
+      if (at >= n) return Status::BadInput(scale.info->name + " has too few scales");
+      out->group.push_back(static_cast<int32_t>(at));
+    }
+  }
+  return {};
+}
+
+// Zero points: one, one a row, or one a scale.
+Status PlaceZeros(const Tensor& zero, DequantParts* out) {
+  const auto n = static_cast<size_t>(zero.n());
+  if (n == 0) return {};
+  const bool of_scales = n == out->scale.size() && zero.n() != out->rows;
+  if (n != 1 && !of_scales && zero.n() != out->rows)
+    return Status::BadInput(zero.info->name + " has neither one zero point a row nor one a scale");
+  // GPTQ stores it less 1.
+  const double more = out->quant == "gptq" ? 1 : 0;
+  for (size_t i = 0; i < out->code.size(); ++i) {
+    const size_t row = i / static_cast<size_t>(std::max<int64_t>(out->cols, 1));
+    const double own = zero.values[n == 1 ? 0 : of_scales ? static_cast<size_t>(out->group[i]) : row];
+    out->zero.push_back(static_cast<float>(own + more));
+  }
+  return {};
+}
+
 }  // namespace
+
+Array DequantParts::Values() const {
+  Array out = Array::Filled({rows, cols});
+  for (size_t i = 0; i < code.size(); ++i) {
+    out.values[i] = (double{code[i]} - (zero.empty() ? 0 : double{zero[i]})) * scale[static_cast<size_t>(group[i])];
+    if (global != 1) out.values[i] *= global;
+  }
+  return out;
+}
 
 int64_t SwizzledPlace(int64_t m, int64_t k, int64_t columns) {
   return (m / 128 * ((columns + 3) / 4) + k / 4) * 512 + m % 32 * 16 + m % 128 / 32 * 4 + k % 4;
@@ -24,99 +202,55 @@ bool HasCodes(const Subject& s, const std::string& parts, bool activation) {
   return Part(s, parts + (activation ? "q" : "codes"), activation) != nullptr;
 }
 
-Result<Array> Dequantise(const Subject& s, const std::string& parts, bool activation, const DequantVariant& variant) {
+Result<DequantParts> TakeApart(const Subject& s, const std::string& parts, bool activation,
+                               const DequantVariant& variant) {
   const TensorPtr code = Part(s, parts + (activation ? "q" : "codes"), activation);
   const TensorPtr scale = Part(s, parts + (activation ? "q_scale" : "scale"), activation);
   if (code == nullptr || scale == nullptr)
     return Status::BadInput(parts + (activation ? "q and q_scale" : "codes and scale") +
                             " were not recorded as payload");
-  const auto text = [&](const Tensor& t, std::string_view key, std::string otherwise) {
-    return Capture::OwnText(*t.info, key).value_or(std::move(otherwise));
-  };
-  const std::string quant = text(*code, "quant", "");
-  const int64_t rows = code->n_rows();
+  DequantParts out;
+  out.quant = OwnOr(*code, "quant", "");
+  out.rows = code->n_rows();
   const auto number = [&](std::string_view key, int64_t otherwise) {
     return s.capture().Integer(*code->info, key).value_or(otherwise);
   };
-  Array out;
-  int64_t group = number("group_size", quant == "nvfp4" ? 16 : quant == "mxfp4" ? 32 : 0);
+  const std::string& quant = out.quant;
+  const int64_t group = number("group_size", quant == "nvfp4" ? 16 : quant == "mxfp4" ? 32 : 0);
+  const DType dtype = code->info->event.dtype;
   if (quant == "nvfp4" || quant == "mxfp4") {
-    const bool packed = number("packed", 1) != 0 && code->info->event.dtype != DType::kF4E2M1;
-    const bool decoded = code->info->event.dtype == DType::kF4E2M1;
-    const int64_t columns = code->row_size() * (packed ? 2 : 1);
-    out = Array::Filled({rows, columns});
-    for (int64_t r = 0; r < rows; ++r) {
-      const auto row = code->row(r);
-      for (int64_t c = 0; c < columns; ++c) {
-        if (decoded) {
-          out[r * columns + c] = row[static_cast<size_t>(c)];
-          continue;
-        }
-        auto bits = static_cast<uint32_t>(row[static_cast<size_t>(packed ? c / 2 : c)]);
-        if (packed) bits = ((c % 2 == 0) != variant.high_nibble_first ? bits : bits >> 4) & 15;
-        out[r * columns + c] = (bits & 8 ? -1 : 1) * kE2m1[bits & 7];
-      }
-    }
+    DecodeFp4(*code, number("packed", 1) != 0, variant.high_nibble_first, &out);
   } else if (quant == "codebook") {
-    const TensorPtr book = Part(s, parts + "codebook", activation), signs = Part(s, parts + "signs", activation);
-    if (book == nullptr) return Status::BadInput(parts + "codebook was not recorded as payload");
-    const int64_t length = book->row_size(), columns = code->row_size() * length;
-    if (signs != nullptr && signs->n() != rows * columns) return Status::BadInput(parts + "signs has another shape");
-    out = Array::Filled({rows, columns});
-    for (int64_t r = 0; r < rows; ++r) {
-      for (int64_t c = 0; c < columns; ++c) {
-        const auto index = static_cast<int64_t>(code->row(r)[static_cast<size_t>(c / length)]);
-        if (index < 0 || index >= book->n_rows()) return Status::BadInput(parts + "codes leads beyond the codebook");
-        double x = book->row(index)[static_cast<size_t>(c % length)];
-        if (signs != nullptr && !variant.drop_signs && signs->values[static_cast<size_t>(r * columns + c)] != 0) x = -x;
-        out[r * columns + c] = x;
-      }
-    }
-  } else if (quant.starts_with("fp8") || quant.starts_with("int8")) {
-    out = ToArray({rows, code->row_size()}, code->values);
-    if (const TensorPtr zero = Part(s, parts + "zero", activation); zero != nullptr && zero->n() > 0) {
-      for (int64_t i = 0; i < out.size(); ++i) {
-        out[i] -= zero->values[static_cast<size_t>(zero->n() == 1 ? 0 : std::min(i / out.cols(), zero->n() - 1))];
-      }
-    }
+    ASSAY_RETURN_IF_ERROR(DecodeCodebook(s, parts, activation, *code, variant, &out));
+  } else if (IsGrouped(quant) && !activation && number("packed", AreWords(*code)) != 0 && BitsOf(dtype) == 32) {
+    ASSAY_RETURN_IF_ERROR(DecodeWords(s, parts, *code, *scale, &out));
+    for (float& x : out.code) x += static_cast<float>(variant.zero);
+    return out;
+  } else if (IsGrouped(quant) || quant.starts_with("fp8") || quant.starts_with("int8") || quant.starts_with("int4")) {
+    const bool four = IsGrouped(quant) || quant.starts_with("int4");
+    // Two codes a byte where the grid of scales is as wide as that.
+    const int64_t grid = scale->shape.size() < 2 ? 1 : scale->row_size();
+    const bool halved = four && dtype == DType::kU8 && group > 0 && grid * group == 2 * code->row_size();
+    if (four) out.bits = static_cast<int>(number("bits", 4));
+    DecodeIntegers(*code, four && number("packed", halved ? 1 : 0) != 0, variant.high_nibble_first, &out);
+    out.integers = !quant.starts_with("fp8");
   } else {
-    return Status::BadInput(parts + "codes: quant=" + quant +
-                            " is decoded from checkpoints alone: use `assay weights`");
+    return Status::BadInput(parts + "codes: quant=" + quant + " is not a format of codes with scales");
   }
-  for (double& x : out.values) x += variant.zero;
-
-  // The scales: one, one a row, or a grid of groups or blocks.
-  const int64_t columns = out.cols();
-  const int64_t grid_columns = scale->shape.size() < 2 ? (scale->n() == rows ? 1 : scale->n()) : scale->row_size();
-  const int64_t grid_rows = scale->n() / std::max<int64_t>(grid_columns, 1);
-  const bool swizzled = (text(*scale, "scale_layout", "linear") == "swizzle_128x4") != variant.other_scale_layout;
-  const bool one = scale->n() == 1;
-  int64_t block_rows = 1, block_columns = columns;
-  if (!one) {
-    if (group <= 0) group = (columns + grid_columns - 1) / grid_columns;
-    block_columns = grid_columns == 1 ? columns : group;
-    if (quant == "fp8_block")
-      block_rows = std::max<int64_t>(group, 1);
-    else if (grid_rows < rows)
-      block_rows = (rows + grid_rows - 1) / grid_rows;
+  for (float& x : out.code) x += static_cast<float>(variant.zero);
+  const bool swizzled = (OwnOr(*scale, "scale_layout", "linear") == "swizzle_128x4") != variant.other_scale_layout;
+  ASSAY_RETURN_IF_ERROR(PlaceScales(*scale, group, swizzled, &out));
+  if (quant.starts_with("fp8") || out.integers) {
+    if (const TensorPtr zero = Part(s, parts + "zero", activation)) ASSAY_RETURN_IF_ERROR(PlaceZeros(*zero, &out));
   }
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t c = 0; c < columns; ++c) {
-      int64_t at = 0;
-      if (!one) {
-        const int64_t m = r / block_rows, k = c / block_columns;
-        at = swizzled ? SwizzledPlace(m, k, grid_columns) : m * grid_columns + k;
-      }
-      if (at >= scale->n()) return Status::BadInput(scale->info->name + " has too few scales");
-      double by = scale->values[static_cast<size_t>(at)];
-      if (quant == "mxfp4" && scale->info->event.dtype == DType::kU8) by = std::exp2(by - 127);
-      out[r * columns + c] *= by;
-    }
-  }
-  if (const TensorPtr global = Part(s, parts + "global_scale", activation); global != nullptr && global->n() == 1) {
-    for (double& x : out.values) x *= global->values[0];
-  }
+  if (const TensorPtr global = Part(s, parts + "global_scale", activation); global != nullptr && global->n() == 1)
+    out.global = global->values[0];
   return out;
+}
+
+Result<Array> Dequantise(const Subject& s, const std::string& parts, bool activation, const DequantVariant& variant) {
+  ASSAY_ASSIGN_OR_RETURN(const DequantParts apart, TakeApart(s, parts, activation, variant));
+  return apart.Values();
 }
 
 }  // namespace assay::op

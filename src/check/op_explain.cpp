@@ -6,6 +6,8 @@
 #include <cstring>
 #include <set>
 
+#include "check/op_fitted.h"
+
 namespace assay::op {
 namespace {
 
@@ -331,35 +333,34 @@ bool LooksLikeRounding(const Subject& subject, const oracle::Computed& right) {
 std::optional<Explanation> ExplainPrecision(const Subject& subject, const oracle::Computed& right) {
   const oracle::Precision declared = subject.precision();
   const bool divided = subject.info().name.ends_with("out") && subject.info().name.find("attn.") != std::string::npos;
-  for (DType coarse : {DType::kF16, DType::kBF16, DType::kF8E4M3FN}) {
+  constexpr DType kCoarse[] = {DType::kF16, DType::kBF16, DType::kF8E4M3FN};
+  // Stored coarser: every value is representable, and the error is one of storing. A coarser store is told before a sum
+  // in a finer type, for values of a coarse type are representable in finer ones too.
+  for (DType coarse : kCoarse) {
+    const double u = UnitRoundoff(coarse);
+    if (!(u > declared.store) || !Representable(subject.actual(), u)) continue;
+    oracle::Precision p = declared;
+    p.store = u;
+    if (Differ(subject.actual(), right, p, subject.judged(), 2, subject.one_store).ok) {
+      return Explanation{fault_class::kPrecision, "every value is representable in " + std::string(NameOf(coarse)) +
+                                                      ", which is coarser than declared"};
+    }
+  }
+  // Summed coarser: within the bound of such a sum and beyond that of the declared one. A running sum in that type is
+  // representable in it, unless attention divides it in the end.
+  for (DType coarse : {DType::kF16, DType::kBF16}) {
     const double u = UnitRoundoff(coarse);
     const bool representable = Representable(subject.actual(), u);
-    // Stored coarser: every value is representable, and the error is one of storing.
-    if (u > declared.store) {
-      if (representable) {
-        oracle::Precision p = declared;
-        p.store = u;
-        if (Differ(subject.actual(), right, p, subject.judged(), 2, subject.one_store).ok) {
-          return Explanation{fault_class::kPrecision, "every value is representable in " + std::string(NameOf(coarse)) +
-                                                          ", which is coarser than declared"};
-        }
-      }
-    }
-    // Summed coarser: within the bound of such a sum and beyond that of the declared one. A running sum in that type is
-    // representable in it, unless attention divides it in the end.
-    if (u > declared.accum && coarse != DType::kF8E4M3FN &&
-        (representable || (divided && LooksLikeRounding(subject, right)))) {
-      oracle::Precision p = declared;
-      p.accum = u;
-      p.walk = true;
-      if (const Difference walk = Differ(subject.actual(), right, p, subject.judged(), 1); walk.ok) {
-        // A walk of roundings stays well inside of its bound of eight sigmas.
-        if (!representable && walk.measured > 0.3 * walk.allowed) continue;
-        return Explanation{fault_class::kPrecision,
-                           "the error is beyond the bound of the declared sum and within that of a sum in " +
-                               std::string(NameOf(coarse))};
-      }
-    }
+    if (!(u > declared.accum) || !(representable || (divided && LooksLikeRounding(subject, right)))) continue;
+    oracle::Precision p = declared;
+    p.accum = u;
+    p.walk = true;
+    const Difference walk = Differ(subject.actual(), right, p, subject.judged(), 1);
+    // A walk of roundings stays well inside of its bound of eight sigmas.
+    if (!walk.ok || (!representable && walk.measured > 0.3 * walk.allowed)) continue;
+    return Explanation{
+        fault_class::kPrecision,
+        "the error is beyond the bound of the declared sum and within that of a sum in " + std::string(NameOf(coarse))};
   }
   return std::nullopt;
 }
@@ -387,6 +388,8 @@ void JudgeOperation(const Subject& subject, const Operation& operation, const Ow
   if (!why && own) why = own(d, *right);
   if (!why) why = ExplainOverwritten(subject, operation);
   if (!why) why = ExplainPrecision(subject, *right);
+  if (!why && !operation.lacking.empty()) return Missing(subject, operation.lacking);
+  if (!why) why = ExplainByFit(subject, *right, operation.inputs, operation.quantised);
   if (!why) {
     why = Explanation{fault_class::kKernel,
                       "the operation is wrong on the operands as recorded, and no other cause fits"};

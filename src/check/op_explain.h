@@ -22,12 +22,16 @@ struct Input {
 struct Operation {
   std::vector<Input> inputs;
   std::function<Result<oracle::Computed>(std::span<const oracle::Array>)> run;  // arrays in the order of inputs
+  bool quantised = false;  // an operand is decoded from codes (its value is none of the inputs)
+  // A tensor that may have taken part and was not recorded: a result that no cause explains is not testable then.
+  std::string lacking = {};
 
   std::vector<oracle::Array> arrays() const;
   Result<oracle::Computed> Run() const { return run(arrays()); }
 };
 
-// Fits `right`? Else the first explanation of those below, then what `own` finds, then PRECISION and KERNEL.
+// Fits `right`? Else the first explanation of those below, then what `own` finds, then PRECISION, then what fit finds
+// (op_fitted.h), and KERNEL.
 // Writes the verdict. `own` may return nothing.
 using OwnExplanations = std::function<std::optional<Explanation>(const Difference&, const oracle::Computed& right)>;
 void JudgeOperation(const Subject& subject, const Operation& operation, const OwnExplanations& own);

@@ -2,9 +2,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <set>
+#include <vector>
 
 #include "check/op_checks.h"
 #include "check/op_explain.h"
+#include "check/op_fitted.h"
+#include "check/op_other_weight.h"
 #include "oracle/embedding.h"
 #include "oracle/sampling.h"
 #include "oracle/softmax.h"
@@ -14,6 +18,39 @@ namespace {
 
 using namespace op;
 using oracle::Array;
+
+// Each wrong row as the row of another token.
+std::optional<Explanation> OtherRows(const Subject& s, const Difference& d, const Tensor& table,
+                                     const std::vector<int64_t>& tokens, double scale, const oracle::Computed& right) {
+  const int64_t width = table.row_size();
+  const double room = 4 * s.precision().store;
+  std::vector<int64_t> used = tokens;
+  std::set<int64_t> shifts;
+  for (int64_t r : d.rows) {
+    int64_t found = -1;
+    for (int64_t v = 0; v < table.n_rows() && found < 0; ++v) {
+      const auto row = table.row(v);
+      bool same = true;
+      for (int64_t c = 0; c < width && same; ++c) {
+        const double x = scale * row[static_cast<size_t>(c)];
+        same = std::abs(s.actual()[r * width + c] - x) <= room * std::abs(x);
+      }
+      if (same) found = v;
+    }
+    if (found < 0) return std::nullopt;
+    used[static_cast<size_t>(r)] = found;
+    shifts.insert(found - tokens[static_cast<size_t>(r)]);
+  }
+  const auto y = oracle::Embed(used, {{table.n_rows(), width}, table.values}, scale);
+  if (!Fits(s, y)) return std::nullopt;
+  Explanation why{fault_class::kLoad, "fits the embedding rows of other tokens"};
+  if (shifts.size() == 1) {
+    why.text += ", each " + std::to_string(*shifts.begin()) + " further in the table";
+    why.constant = static_cast<double>(*shifts.begin());
+    why.meaning = "row of the table used - token";
+  }
+  return Weighed(s, right, *y, why);
+}
 
 void JudgeEmbed(Subject& s) {
   const TensorPtr table = s.Weight("embed_tokens.weight");
@@ -38,7 +75,15 @@ void JudgeEmbed(Subject& s) {
   look.run = [&](std::span<const Array> in) {
     return oracle::Embed(tokens, {{table->n_rows(), table->row_size()}, in[0].values}, scale);
   };
-  JudgeOperation(s, look, [&](const Difference&, const oracle::Computed& right) -> std::optional<Explanation> {
+  JudgeOperation(s, look, [&](const Difference& d, const oracle::Computed& right) -> std::optional<Explanation> {
+    if (auto why = OtherRows(s, d, *table, tokens, scale, right)) return why;
+    if (auto why = ForOtherWeights(s, "embed_tokens.weight", ToArray(*table),
+                                   [&](const OtherWeight& w) -> std::optional<Explanation> {
+                                     const auto y = oracle::Embed(tokens, w.value, scale);
+                                     if (!Fits(s, y)) return std::nullopt;
+                                     return Weighed(s, right, *y, w.why);
+                                   }))
+      return why;
     const double c = ConstantRatio(s.actual(), right.value, s.judged(), std::max(1e-4, 8 * s.precision().store));
     if (!std::isnan(c))
       return Explanation{fault_class::kScale, "embedding rows are one constant off", c, "embedding used / expected"};

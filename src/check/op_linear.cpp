@@ -6,6 +6,9 @@
 #include "check/op_checks.h"
 #include "check/op_dequant.h"
 #include "check/op_explain.h"
+#include "check/op_fitted.h"
+#include "check/op_other_weight.h"
+#include "check/op_quant_explain.h"
 #include "oracle/embedding.h"
 #include "oracle/linear.h"
 
@@ -61,7 +64,10 @@ struct Layer {
   std::string weight;
   TensorPtr weight_tensor;  // null: decoded from codes
   Array w;                  // rows of this result
-  Array bias;               // may be empty
+  Array whole;              // weight that w is rows first_row and on of; no values: w itself
+  int64_t first_row = 0;
+  std::vector<int64_t> input_rows;  // of the input, that the result has; empty: all
+  Array bias;                       // may be empty
   bool quantised_input = false, quantised_weight = false;
 };
 
@@ -73,7 +79,14 @@ Status TakeRowsOfResult(const Subject& s, Layer* layer) {
   const auto rows = FindRows(have, want);
   if (!rows) return Status::BadInput(layer->input.name);
   ASSAY_ASSIGN_OR_RETURN(layer->x, oracle::TakeRows(layer->x, *rows));
+  layer->input_rows = *rows;
   return Status();
+}
+
+Result<Array> RowsOf(const Array& w, int64_t first, int64_t count) {
+  std::vector<int64_t> rows;
+  for (int64_t r = 0; r < count; ++r) rows.push_back(first + r);
+  return oracle::TakeRows(w, rows);
 }
 
 // kBadInput with the name of what was not recorded.
@@ -103,9 +116,9 @@ Result<Layer> Gather(const Subject& s, const LinearSite& site) {
     const TensorPtr fused = s.Weight(s.Sibling(site.fused) + ".weight");
     int64_t begin = 0, end = 0;
     if (fused != nullptr && PartRows(*fused, site.part, &begin, &end)) {
-      std::vector<int64_t> rows;
-      for (int64_t r = begin; r < end; ++r) rows.push_back(r);
-      ASSAY_ASSIGN_OR_RETURN(layer.w, oracle::TakeRows(ToArray(*fused), rows));
+      layer.whole = ToArray(*fused);
+      layer.first_row = begin;
+      ASSAY_ASSIGN_OR_RETURN(layer.w, RowsOf(layer.whole, begin, end - begin));
       return layer;
     }
   }
@@ -133,9 +146,9 @@ Result<Layer> Gather(const Subject& s, const LinearSite& site) {
   const Shard& shard = s.info().event.shard;
   const int64_t columns = s.tensor()->row_size();
   if (layer.w.rows() != columns && shard.count > 1 && layer.w.rows() == shard.full_cols) {
-    std::vector<int64_t> rows;
-    for (int64_t r = 0; r < columns; ++r) rows.push_back(shard.col_offset + r);
-    ASSAY_ASSIGN_OR_RETURN(layer.w, oracle::TakeRows(layer.w, rows));
+    layer.whole = layer.w;
+    layer.first_row = shard.col_offset;
+    ASSAY_ASSIGN_OR_RETURN(layer.w, RowsOf(layer.whole, shard.col_offset, columns));
   }
   if (layer.weight_tensor != nullptr && layer.w.cols() != layer.x.cols() &&
       layer.weight_tensor->info->event.shard.count > 1) {
@@ -173,34 +186,82 @@ std::vector<int64_t> RowsToDo(const Array& x, const Array& w) {
   return rows;
 }
 
-Explanation QuantisedCause(const Subject& s, const Layer& layer, const LinearSite& site,
-                           const std::function<bool(const Array&, const Array&)>& fits) {
-  const std::string codes = s.Sibling(site.weight) + ".weight.";
+using Product = std::function<Result<oracle::Computed>(const Array& x, const Array& w)>;
+
+std::optional<Explanation> QuantisedCause(const Subject& s, const Layer& layer, const LinearSite& site,
+                                          const oracle::Computed& right, const Product& product, bool plain) {
   for (bool activation : {false, true}) {
     if (activation ? !layer.quantised_input : !layer.quantised_weight) continue;
-    const std::string& parts = activation ? layer.input.name + "." : codes;
-    const auto with = [&](const DequantVariant& v) {
-      auto other = Dequantise(s, parts, activation, v);
-      return other.ok() && fits(activation ? *other : layer.x, activation ? layer.w : *other);
+    const std::string name = activation ? layer.input.name : s.Sibling(site.weight) + ".weight";
+    QuantisedProduct q;
+    q.name = name;
+    q.activation = activation;
+    q.plain = plain;
+    q.decode = [&s, name, activation](const DequantVariant& v) { return TakeApart(s, name + ".", activation, v); };
+    q.other = activation ? layer.w : layer.x;
+    q.bias = layer.bias;
+    q.first = activation ? 0 : layer.first_row;
+    q.product = [&, activation](const Array& value) -> Result<oracle::Computed> {
+      if (!activation) {
+        ASSAY_ASSIGN_OR_RETURN(const Array own, RowsOf(value, layer.first_row, layer.w.rows()));
+        return product(layer.x, own);
+      }
+      if (layer.input_rows.empty() && value.size() != layer.x.size()) return Status::BadInput("another shape");
+      if (layer.input_rows.empty()) return product({layer.x.shape, value.values}, layer.w);
+      ASSAY_ASSIGN_OR_RETURN(const Array own, oracle::TakeRows(value, layer.input_rows));
+      return product(own, layer.w);
     };
-    DequantVariant v;
-    v.other_scale_layout = true;
-    if (with(v)) return {fault_class::kQLayout, "fits the scales of " + parts + " in the other layout"};
-    v = {};
-    v.high_nibble_first = true;
-    if (with(v)) return {fault_class::kQLayout, "fits the codes of " + parts + " with the high nibble first"};
-    for (double by : {-1.0, 1.0, 8.0, -8.0, -15.0, 15.0}) {
-      v = {};
-      v.zero = by;
-      if (with(v))
-        return {fault_class::kQZero, "fits codes of " + parts + " that are all off", by,
-                "error of every code, in scales"};
-    }
-    v = {};
-    v.drop_signs = true;
-    if (with(v)) return {fault_class::kKernel, "fits the codebook of " + parts + " without its signs"};
+    if (activation && !layer.input_rows.empty()) q.plain = false;
+    if (auto why = ExplainQuantised(s, q, right)) return why;
   }
-  return {};
+  return std::nullopt;
+}
+
+// Another weight of this shape, another part of the fused one, another rank's rows of one that was recorded whole; rows
+// of each head in the order of the other pairing of a rotation.
+std::optional<Explanation> OtherPlace(const Subject& s, const Layer& layer, const LinearSite& site,
+                                      const oracle::Computed& right, const Product& product, bool plain) {
+  const auto attempt = [&](const Array& w, const Explanation& why) -> std::optional<Explanation> {
+    if (plain && !ProductMayFit(s, layer.x, 0, w, 0, layer.bias)) return std::nullopt;
+    const auto y = product(layer.x, w);
+    if (!Fits(s, y)) return std::nullopt;
+    return Weighed(s, right, *y, why);
+  };
+  const int64_t rows = layer.w.rows();
+  if (layer.whole.rows() > rows) {
+    for (int64_t first = 0; first + rows <= layer.whole.rows() && rows > 0; first += rows) {
+      const auto other = RowsOf(layer.whole, first, rows);
+      if (!other.ok()) continue;
+      const bool fused = !site.fused.empty() && layer.weight_tensor == nullptr && !layer.quantised_weight;
+      if (first == layer.first_row) continue;
+      if (auto why = attempt(*other, {fused ? fault_class::kLoad : fault_class::kTpShard,
+                                      "fits rows " + std::to_string(first) + " to " + std::to_string(first + rows - 1) +
+                                          " of the whole weight, rows " + std::to_string(layer.first_row) + " to " +
+                                          std::to_string(layer.first_row + rows - 1) + " are due"}))
+        return why;
+    }
+  }
+  if (auto why = ForOtherWeights(s, layer.weight, layer.w,
+                                 [&](const OtherWeight& other) { return attempt(other.value, other.why); }))
+    return why;
+  if (site.result != "attn.q_proj" && site.result != "attn.k_proj") return std::nullopt;
+  const TensorPtr heads = s.Beside(s.Sibling(site.result == "attn.q_proj" ? "attn.q" : "attn.k"));
+  const int64_t d = heads == nullptr ? s.Integer("model.head_dim", 0) : heads->dim(-1);
+  if (d < 4 || d % 2 != 0 || rows % d != 0) return std::nullopt;
+  for (bool pairs : {false, true}) {
+    std::vector<int64_t> from;
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t i = r % d;
+      from.push_back(r - i + (pairs ? i % 2 * (d / 2) + i / 2 : i < d / 2 ? 2 * i : 2 * (i - d / 2) + 1));
+    }
+    const auto moved = oracle::TakeRows(layer.w, from);
+    if (!moved.ok()) continue;
+    if (auto why =
+            attempt(*moved, {fault_class::kRopeForm, std::string("fits rows of each head reordered ") +
+                                                         (pairs ? "from halves to pairs" : "from pairs to halves")}))
+      return why;
+  }
+  return std::nullopt;
 }
 
 // One value of a code decoded as another, or any other table: least squares over the magnitudes of four-bit floats.
@@ -234,8 +295,8 @@ std::string DecodeTable(const Subject& s, const Layer& layer, const LinearSite& 
 }
 
 std::optional<Explanation> Explain(const Subject& s, const Layer& layer, const LinearSite& site,
-                                   const oracle::Computed& right) {
-  const auto fits = [&](const Array& x, const Array& w) { return Fits(s, oracle::Linear(x, w, layer.bias)); };
+                                   const oracle::Computed& right, const Product& product, bool plain) {
+  const auto fits = [&](const Array& x, const Array& w) { return Fits(s, product(x, w)); };
   if (!layer.bias.values.empty() && Fits(s, oracle::Linear(layer.x, layer.w, {{0}, {}}))) {
     return Explanation{fault_class::kKernel, "fits without the bias"};
   }
@@ -249,7 +310,7 @@ std::optional<Explanation> Explain(const Subject& s, const Layer& layer, const L
     return Explanation{quantised ? fault_class::kQScale : fault_class::kScale, "the result is one constant off", ratio,
                        "result used / expected"};
   }
-  if (Explanation q = QuantisedCause(s, layer, site, fits); !q.cls.empty()) return q;
+  if (auto why = QuantisedCause(s, layer, site, right, product, plain)) return why;
   if (layer.quantised_input && fits(ToArray({layer.x.shape}, layer.input.tensor->values), layer.w)) {
     return Explanation{fault_class::kPrecision, "fits the input before it was quantised"};
   }
@@ -267,6 +328,7 @@ std::optional<Explanation> Explain(const Subject& s, const Layer& layer, const L
     if (x.ok() && w.ok() && fits(*x, *w))
       return Explanation{fault_class::kReduce, "fits the columns of this rank alone: the sum over ranks is missing"};
   }
+  if (auto why = OtherPlace(s, layer, site, right, product, plain)) return why;
   if (site.result == "logits" && s.Flag("tie_word_embeddings", false)) {
     return Explanation{fault_class::kLoad,
                        "the head is declared as tied to the embedding and gives what another matrix gives"};
@@ -280,9 +342,6 @@ std::optional<Explanation> Explain(const Subject& s, const Layer& layer, const L
   }
   if (const std::string table = DecodeTable(s, layer, site); !table.empty())
     return Explanation{fault_class::kKernel, table};
-  if (auto why = ExplainPrecision(s, right)) return why;
-  Explanation kernel{fault_class::kKernel, "the product is wrong on the operands as recorded, and no other cause fits",
-                     kNone, "", 1};
   // The next row of both operands added: a block that is wider than the row.
   if (layer.w.rows() > 1 && layer.x.rows() > 1) {
     oracle::Computed next = right;
@@ -295,10 +354,11 @@ std::optional<Explanation> Explain(const Subject& s, const Layer& layer, const L
           next.scale[r * n + c] += all->scale[(r + 1) * n + c + 1];
         }
       }
-      if (Fits(s, next)) kernel = {fault_class::kKernel, "fits sums that run on into the next row of both operands"};
+      if (Fits(s, next))
+        return Explanation{fault_class::kKernel, "fits sums that run on into the next row of both operands"};
     }
   }
-  return kernel;
+  return std::nullopt;
 }
 
 void JudgeProduct(Subject& s, const LinearSite& site) {
@@ -327,6 +387,7 @@ void JudgeProduct(Subject& s, const LinearSite& site) {
   };
   Operation multiply;
   multiply.inputs = {layer->input, {layer->weight, layer->weight_tensor}};
+  multiply.quantised = layer->quantised_input || layer->quantised_weight;
   const size_t plain_size = layer->input.tensor->values.size();
   // Rereading an operand applies to what is used as it was recorded.
   multiply.run = [&](std::span<const Array> in) -> Result<oracle::Computed> {
@@ -343,7 +404,7 @@ void JudgeProduct(Subject& s, const LinearSite& site) {
       return Explanation{fault_class::kScale, "fits without the scale of the logits", 1 / logit_scale,
                          "logit scale used / declared"};
     }
-    return Explain(s, *layer, site, right);
+    return Explain(s, *layer, site, right, product, logit_scale == 1 && soft_cap == 0);
   });
 }
 

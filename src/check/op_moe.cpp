@@ -7,9 +7,10 @@
 #include <set>
 
 #include "check/op_checks.h"
-#include "check/op_dequant.h"
 #include "check/op_explain.h"
-#include "oracle/activation.h"
+#include "check/op_fitted.h"
+#include "check/op_other_weight.h"
+#include "check/op_quant_explain.h"
 #include "oracle/linear.h"
 #include "oracle/moe.h"
 
@@ -277,6 +278,7 @@ void JudgeExpertProduct(Subject& s, std::string_view input_stem, std::string_vie
   }
   Operation multiply;
   multiply.inputs = {{input->info->name, input}};
+  multiply.quantised = quantised;
   multiply.run = [&](std::span<const Array> in) -> Result<oracle::Computed> {
     Array use = quantised ? x : Array{x.shape, in[0].values};
     ASSAY_ASSIGN_OR_RETURN(oracle::Computed y, Grouped(use, *w, b, expert));
@@ -301,20 +303,29 @@ void JudgeExpertProduct(Subject& s, std::string_view input_stem, std::string_vie
       }
     }
     if (quantised) {
-      for (int variant = 0; variant < 2; ++variant) {
-        DequantVariant v;
-        (variant == 0 ? v.other_scale_layout : v.high_nibble_first) = true;
-        auto other = Dequantise(s, input->info->name + ".", true, v);
-        if (other.ok() && Fits(s, Grouped(*other, *w, b, expert))) {
-          return Explanation{fault_class::kQLayout, variant == 0 ? "fits the scales in the other layout"
-                                                                 : "fits the codes with the high nibble first"};
-        }
-      }
+      QuantisedProduct q;
+      q.name = input->info->name;
+      q.activation = true;
+      q.plain = false;
+      q.decode = [&](const DequantVariant& v) { return TakeApart(s, input->info->name + ".", true, v); };
+      q.product = [&](const Array& value) -> Result<oracle::Computed> {
+        if (value.size() != x.size()) return Status::BadInput("another shape");
+        ASSAY_ASSIGN_OR_RETURN(oracle::Computed y, Grouped({x.shape, value.values}, *w, b, expert));
+        y.value.shape = y.scale.shape = s.actual().shape;
+        return y;
+      };
+      if (auto why = ExplainQuantised(s, q, right)) return why;
     }
     const double c = ConstantRatio(s.actual(), right.value, s.judged(), std::max(1e-4, 8 * s.precision().store));
     if (!std::isnan(c))
       return Explanation{quantised ? fault_class::kQScale : fault_class::kScale, "the result is one constant off", c,
                          "result used / expected"};
+    if (auto why = ForOtherWeights(s, name, *w, [&](const OtherWeight& other) -> std::optional<Explanation> {
+          const auto y = Grouped(x, other.value, b, expert);
+          if (!Fits(s, y)) return std::nullopt;
+          return Weighed(s, right, *y, other.why);
+        }))
+      return why;
     // Rows of another expert.
     if (w->rank() == 3) {
       for (int64_t by = 1; by < std::min<int64_t>(w->shape[0], 9); ++by) {
@@ -325,80 +336,6 @@ void JudgeExpertProduct(Subject& s, std::string_view input_stem, std::string_vie
                              "fits the weights of other experts, " + std::to_string(by) + " further"};
       }
     }
-    return std::nullopt;
-  });
-}
-
-void JudgeActivation(Subject& s, bool experts) {
-  oracle::ActivationSpec spec;
-  const std::string kind = s.Text("activation", "silu");
-  using oracle::Activation;
-  spec.kind = kind == "gelu"         ? Activation::kGelu
-              : kind == "gelu_tanh"  ? Activation::kGeluTanh
-              : kind == "swiglu_oai" ? Activation::kSwigluOai
-                                     : Activation::kSilu;
-  spec.alpha = s.Number("swiglu_alpha", 1.702);
-  spec.limit = s.Number("swiglu_limit", 7);
-  Operation act;
-  if (experts) {
-    const TensorPtr both = s.Operand(s.Sibling("moe.gate_up"));
-    if (both == nullptr) {
-      if (s.tensor()->shape.size() != 3) Missing(s, s.Sibling("moe.gate_up"));
-      return;
-    }
-    const bool interleaved = s.Text("gate_up_layout", "halves") == "interleaved";
-    act.inputs = {{both->info->name, both}};
-    const auto with = [&](bool pairs, const oracle::ActivationSpec& use) {
-      return [=](std::span<const Array> in) {
-        return oracle::GateFused(in[0], pairs ? oracle::GateUpLayout::kInterleaved : oracle::GateUpLayout::kHalves,
-                                 use);
-      };
-    };
-    act.run = with(interleaved, spec);
-    return JudgeOperation(s, act, [&](const Difference&, const oracle::Computed&) -> std::optional<Explanation> {
-      if (Fits(s, with(!interleaved, spec)(act.arrays()))) {
-        return Explanation{fault_class::kMoeLayout, interleaved ? "fits halves, interleaved gate and up are declared"
-                                                                : "fits interleaved gate and up, halves are declared"};
-      }
-      // Up in front of gate.
-      Array swapped = ToArray(*both);
-      const int64_t n = swapped.cols(), half = n / 2;
-      for (int64_t r = 0; r < swapped.rows(); ++r)
-        for (int64_t c = 0; c < n; ++c) {
-          const int64_t from = interleaved ? (c ^ 1) : (c + half) % n;
-          swapped[r * n + c] = both->values[static_cast<size_t>(r * n + from)];
-        }
-      const std::vector<Array> other{swapped};
-      if (Fits(s, with(interleaved, spec)(other)))
-        return Explanation{fault_class::kMoeLayout, "fits up in front of gate"};
-      for (Activation a : {Activation::kSilu, Activation::kGelu, Activation::kGeluTanh, Activation::kSwigluOai}) {
-        oracle::ActivationSpec use = spec;
-        use.kind = a;
-        if (a != spec.kind && Fits(s, with(interleaved, use)(act.arrays())))
-          return Explanation{fault_class::kKernel, "fits another activation than " + kind};
-      }
-      oracle::ActivationSpec open = spec;
-      open.limit = 0;
-      if (spec.kind == Activation::kSwigluOai && Fits(s, with(interleaved, open)(act.arrays())))
-        return Explanation{fault_class::kKernel, "fits the activation without its limit"};
-      return std::nullopt;
-    });
-  }
-  const TensorPtr gate = s.Operand(s.Sibling("mlp.gate")), up = s.Operand(s.Sibling("mlp.up"));
-  if (gate == nullptr) {
-    if (up != nullptr) Missing(s, s.Sibling("mlp.gate"));
-    return;
-  }
-  // Recorded and not to be read: it is not the activation of gate alone.
-  if (up == nullptr && s.capture().HasSite(s.Sibling("mlp.up"))) return Missing(s, s.Sibling("mlp.up"));
-  act.inputs = {{gate->info->name, gate}, {s.Sibling("mlp.up"), up}};
-  act.run = [&](std::span<const Array> in) -> Result<oracle::Computed> {
-    if (up == nullptr) return oracle::Activate(in[0], spec);
-    return oracle::Gate(in[0], in[1], spec);
-  };
-  JudgeOperation(s, act, [&](const Difference&, const oracle::Computed&) -> std::optional<Explanation> {
-    if (up != nullptr && Fits(s, oracle::Gate(ToArray(*up), ToArray(*gate), spec)))
-      return Explanation{fault_class::kMoeLayout, "fits the activation on up in place of gate"};
     return std::nullopt;
   });
 }

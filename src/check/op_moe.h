@@ -1,11 +1,13 @@
-// Single operations of a mixture of experts on given operands, for results at names of their own.
+// Single operations of feed-forward layers and of mixtures of experts.
 #pragma once
 
 #include "check/op_common.h"
 
 namespace assay::check {
 
-// Ids [T, k] against logits [T, E]; bias of the choice, or null.
+// mlp.act from mlp.gate and mlp.up, or moe.act (experts) from moe.gate_up.
+void JudgeActivation(op::Subject& act, bool experts);
+// On given operands, for results at names of their own. Ids [T, k] against logits [T, E]; bias of the choice, or null.
 void JudgeChoice(op::Subject& ids, const TensorPtr& logits, const TensorPtr& bias);
 // Weights [T, k] of the chosen ids.
 void JudgeChoiceWeights(op::Subject& weights, const TensorPtr& logits, const TensorPtr& ids, const TensorPtr& bias);

@@ -20,6 +20,8 @@ constexpr std::array kOperations = {
               "attn.kv_c_normed, attn.k_nope, attn.v or attn.q_nope, attn.q_latent, and the weights", JudgeAbsorption),
     Operation("quantised-inputs", h::kQuantised, "codes and scales of activations come back to them",
               "NAME, NAME.q and NAME.q_scale", JudgeQuantisedInputs),
+    Operation("decoded-weights", h::kQuantised, "weights in use are what their codes and scales stand for",
+              "NAME.weight, NAME.weight.codes and NAME.weight.scale in phase load", JudgeEffectiveWeights),
     Operation("joined-heads", h::kShapes, "attn.q and attn.k are their parts side by side",
               "attn.q_nope, attn.q_pe, attn.k_nope, attn.k_pe", JudgeBroadcast),
     Operation("rotation", h::kRope, "queries and keys are turned by their positions",

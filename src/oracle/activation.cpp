@@ -1,5 +1,6 @@
 #include "oracle/activation.h"
 
+#include <array>
 #include <cmath>
 #include <numbers>
 
@@ -18,6 +19,11 @@ Point Swish(double x, double alpha) {
   const double y = x * sigmoid;
   // The argument's rounding, z u, moves sigmoid by (1 - sigmoid) |z| u, relatively.
   return {y, std::abs(y) * (1 + (1 - sigmoid) * std::abs(z))};
+}
+
+Point Sigmoid(double x) {
+  const double y = x >= 0 ? 1 / (1 + std::exp(-x)) : std::exp(x) / (1 + std::exp(x));
+  return {y, y * (1 + (1 - y) * std::abs(x))};
 }
 
 Point Gelu(double x) {
@@ -43,8 +49,20 @@ Point Act(double x, const ActivationSpec& spec) {
       return Gelu(x);
     case Activation::kGeluTanh:
       return GeluTanh(x);
+    case Activation::kQuickGelu:
+      return Swish(x, 1.702);
     case Activation::kSwigluOai:
       return Swish(spec.limit > 0 ? Clamp(x, -HUGE_VAL, spec.limit) : x, spec.alpha);
+    case Activation::kRelu:
+      return {x < 0 ? 0 : x, 0};
+    case Activation::kRelu2:
+      return {x < 0 ? 0 : x * x, 0};
+    case Activation::kSigmoid:
+      return Sigmoid(x);
+    case Activation::kTanh:
+      return {std::tanh(x), std::abs(x)};  // |x| (1 - tanh²) and the rounding of the value itself
+    case Activation::kIdentity:
+      return {x, 0};
   }
   return {std::nan(""), 0};
 }
@@ -53,7 +71,44 @@ Computed EmptyLike(const Array& x) {
   return {Array::Filled(x.shape), Array::Filled(x.shape), Array::Filled(x.shape), 4, 8, 1};
 }
 
+struct Word {
+  Activation kind;
+  std::string_view name;
+};
+constexpr Word kWords[] = {
+    {Activation::kSilu, "silu"},          {Activation::kGelu, "gelu"},
+    {Activation::kGeluTanh, "gelu_tanh"}, {Activation::kQuickGelu, "quick_gelu"},
+    {Activation::kRelu, "relu"},          {Activation::kRelu2, "relu2"},
+    {Activation::kSigmoid, "sigmoid"},    {Activation::kTanh, "tanh"},
+    {Activation::kIdentity, "identity"},  {Activation::kSwigluOai, "swiglu_oai"},
+};
+
 }  // namespace
+
+std::span<const Activation> AllActivations() {
+  static constexpr auto kAll = [] {
+    std::array<Activation, std::size(kWords)> all{};
+    for (size_t i = 0; i < all.size(); ++i) all[i] = kWords[i].kind;
+    return all;
+  }();
+  return kAll;
+}
+
+std::string_view NameOf(Activation kind) {
+  for (const Word& word : kWords) {
+    if (word.kind == kind) return word.name;
+  }
+  return "?";
+}
+
+std::optional<Activation> ParseActivation(std::string_view word) {
+  for (const Word& known : kWords) {
+    if (known.name == word) return known.kind;
+  }
+  if (word == "swish") return Activation::kSilu;
+  if (word == "gelu_new" || word == "gelu_pytorch_tanh") return Activation::kGeluTanh;
+  return std::nullopt;
+}
 
 Computed Activate(const Array& x, const ActivationSpec& spec) {
   Computed c = EmptyLike(x);

@@ -2,12 +2,30 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
 
 #include "oracle/bound.h"
 
 namespace assay::oracle {
 
-enum class Activation : uint8_t { kSilu, kGelu, kGeluTanh, kSwigluOai };
+enum class Activation : uint8_t {
+  kSilu,
+  kGelu,       // by erf
+  kGeluTanh,   // its approximation by tanh
+  kQuickGelu,  // x sigmoid(1.702 x)
+  kSwigluOai,
+  kRelu,
+  kRelu2,  // squared
+  kSigmoid,
+  kTanh,
+  kIdentity,
+};
+std::span<const Activation> AllActivations();
+std::string_view NameOf(Activation kind);  // "gelu_tanh": the word of the metadata
+std::optional<Activation> ParseActivation(std::string_view word);
+
 enum class GateUpLayout : uint8_t { kHalves, kInterleaved };  // gate then up; gate, up, gate, up, ...
 
 struct ActivationSpec {

@@ -74,12 +74,24 @@ T Exact(T x, Activation kind) {
       return x / 2 * (1 + std::tanh(std::sqrt(2 / std::acos(T{-1})) * (x + T(0.044715) * x * x * x)));
     case Activation::kSwigluOai:
       return std::min(x, T{7}) / (1 + std::exp(T(-1.702) * std::min(x, T{7})));
+    case Activation::kQuickGelu:
+      return x / (1 + std::exp(T(-1.702) * x));
+    case Activation::kRelu:
+      return std::max(x, T{0});
+    case Activation::kRelu2:
+      return std::max(x, T{0}) * std::max(x, T{0});
+    case Activation::kSigmoid:
+      return 1 / (1 + std::exp(-x));
+    case Activation::kTanh:
+      return std::tanh(x);
+    case Activation::kIdentity:
+      return x;
   }
   return 0;
 }
 
 TEST(Activation, EveryKindMeetsItsBound) {
-  for (const Activation kind : {Activation::kSilu, Activation::kGelu, Activation::kGeluTanh, Activation::kSwigluOai}) {
+  for (const Activation kind : AllActivations()) {
     for (const double size : {1e-6, 1.0, 10.0, 40.0}) {
       const Array x = Random({2000}, 3, size);
       const Computed c = Activate(x, {kind});
@@ -96,7 +108,8 @@ TEST(Activation, EveryKindMeetsItsBound) {
 
 TEST(Activation, ExtremesAndNaNStay) {
   const Array x = Vector({-1e30, 1e30, 0, kNaN, kInf});
-  for (const Activation kind : {Activation::kSilu, Activation::kGelu, Activation::kGeluTanh}) {
+  for (const Activation kind :
+       {Activation::kSilu, Activation::kGelu, Activation::kGeluTanh, Activation::kQuickGelu, Activation::kRelu}) {
     const Array y = Activate(x, {kind}).value;
     EXPECT_EQ(y[0], 0);
     EXPECT_EQ(y[1], 1e30);
@@ -107,6 +120,12 @@ TEST(Activation, ExtremesAndNaNStay) {
   const Array clamped = Gate(Vector({kNaN, 100}), Vector({1, 100}), {Activation::kSwigluOai}).value().value;
   EXPECT_TRUE(std::isnan(clamped[0]));
   EXPECT_NEAR(clamped[1], 8 * 7 / (1 + std::exp(-1.702 * 7)), 1e-12);
+}
+
+TEST(Activation, WordsOfTheMetadataNameEveryKind) {
+  for (const Activation kind : AllActivations()) EXPECT_EQ(ParseActivation(NameOf(kind)), kind);
+  EXPECT_EQ(ParseActivation("gelu_pytorch_tanh"), Activation::kGeluTanh);
+  EXPECT_FALSE(ParseActivation("no such thing").has_value());
 }
 
 TEST(Activation, HalvesAndInterleavedAreTwoLayoutsOfOneProduct) {

@@ -1,0 +1,280 @@
+#include "check/op_fitted.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <vector>
+
+#include "fit/explain.h"
+
+namespace assay::op {
+namespace {
+
+using oracle::Array;
+
+constexpr int64_t kMostElements = int64_t{1} << 18;  // rows beyond them are left out of a fit
+constexpr int kMostEarlier = 8;                      // earlier steps that are looked at
+constexpr size_t kMostArrays = 64;
+constexpr int64_t kScreened = 12;  // rows and columns of a product that are looked at first
+
+// Judged rows of the result, from a little before the first wrong one, and what fit is given of them.
+class Rows {
+ public:
+  Rows(const Subject& s, const oracle::Computed& right) : s_(s) {
+    const Array& have = s.actual();
+    const auto n = static_cast<int64_t>(s.judged().size());
+    width_ = have.size() / std::max<int64_t>(n, 1);
+    if (width_ == 0 || right.value.size() != have.size()) return;
+    const Difference d = Differ(s, right);
+    const int64_t first = d.rows.empty() ? 0 : d.rows.front();
+    const int64_t most = std::max<int64_t>(kMostElements / width_, 1), begin = first < most ? 0 : first - most / 4;
+    for (int64_t r = begin; r < n && static_cast<int64_t>(rows_.size()) < most; ++r) {
+      if (s.judged()[static_cast<size_t>(r)]) rows_.push_back(r);
+    }
+    problem_.rows = static_cast<int64_t>(rows_.size());
+    problem_.heads = have.rank() == 3 ? std::max<int64_t>(have.shape[1], 1) : 1;
+    problem_.cols = width_ / problem_.heads;
+    actual_ = Take(have.values);
+    expected_ = Take(right.value.values);
+    bound_ = Bounds(right);
+    problem_.actual = actual_;
+    problem_.expected = expected_;
+    problem_.bound = bound_;
+  }
+  Rows(const Rows&) = delete;
+
+  bool usable() const { return problem_.rows > 0 && problem_.cols > 0; }
+  fit::Problem& problem() { return problem_; }
+  int64_t width() const { return width_; }
+
+  std::vector<double> Take(std::span<const double> values) const {
+    std::vector<double> out;
+    out.reserve(rows_.size() * static_cast<size_t>(width_));
+    for (int64_t r : rows_) {
+      const auto row = values.subspan(static_cast<size_t>(r * width_), static_cast<size_t>(width_));
+      out.insert(out.end(), row.begin(), row.end());
+    }
+    return out;
+  }
+  std::vector<double> Bounds(const oracle::Computed& computed) const {
+    std::vector<double> out;
+    const oracle::Precision p = s_.precision();
+    for (int64_t r : rows_) {
+      for (int64_t i = r * width_; i < (r + 1) * width_; ++i) {
+        const double b = Allowed(computed, i, p, s_.one_store);
+        out.push_back(std::isfinite(b) ? b : 0);
+      }
+    }
+    return out;
+  }
+  // The array stays where it is until the fit is done.
+  fit::NamedArray& Add(std::string name, std::vector<double> values) {
+    kept_.push_back(std::move(values));
+    problem_.arrays.push_back({std::move(name), {}});
+    return problem_.arrays.back();
+  }
+  void Connect() {
+    for (size_t i = 0; i < kept_.size(); ++i) problem_.arrays[i].values = kept_[i];
+  }
+
+ private:
+  const Subject& s_;
+  int64_t width_ = 0;
+  std::vector<int64_t> rows_;
+  std::vector<double> actual_, expected_, bound_;
+  std::vector<std::vector<double>> kept_;
+  fit::Problem problem_;
+};
+
+std::string ResidualText(const fit::Explanation& found, const fit::Answer& answer) {
+  char text[160];
+  std::snprintf(text, sizeof text, "residual %.2g (%.2g without), %.0f bits beyond chance", found.residual,
+                answer.residual, found.significance);
+  return text;
+}
+
+// Numbers that a constant may be named by.
+std::vector<fit::NamedNumber> NumbersOf(const Subject& s, const fit::Problem& problem) {
+  std::vector<fit::NamedNumber> numbers;
+  const auto add = [&](std::string name, double value) {
+    if (std::isfinite(value) && value != 0 && value != 1) numbers.push_back({std::move(name), value});
+  };
+  add("ranks", static_cast<double>(s.capture().world_size()));
+  if (problem.heads > 1) add("head size", static_cast<double>(problem.cols));
+  add("row size", static_cast<double>(problem.heads * problem.cols));
+  for (std::string_view key : {"k_scale", "v_scale", "kv_scale", "softmax_scale", "routed_scaling_factor",
+                               "branch_scale", "residual_scale", "embed_scale", "logit_scale", "rope.factor"}) {
+    add(std::string(key), s.Number(key, 1));
+  }
+  return numbers;
+}
+
+// Tensors of the same layer and step, of the same rows and width, recorded up to the result: one may stand in its
+// place, or have been added to it.
+void AddTensors(const Subject& s, std::span<const Input> operands, Rows* rows) {
+  const auto usable = [&](const TensorPtr& t) {
+    return t != nullptr && t->n() == s.actual().size() && t->n_rows() == static_cast<int64_t>(s.judged().size());
+  };
+  const auto add = [&](const std::string& name, const Tensor& t) {
+    if (rows->problem().arrays.size() < kMostArrays) rows->Add(name, rows->Take(t.values)).as_term = true;
+  };
+  for (const Input& input : operands) {
+    if (usable(input.tensor)) add(input.name, *input.tensor);
+  }
+  if (s.info().prefix.empty()) return;
+  for (const std::string& name : s.capture().Names()) {
+    const bool known = std::any_of(operands.begin(), operands.end(), [&](const Input& in) { return in.name == name; });
+    if (known || name == s.info().name || !name.starts_with(s.info().prefix)) continue;
+    if (const TensorPtr t = s.Operand(name); usable(t) && !t->rows.empty() && SameRows(*t, *s.tensor())) add(name, *t);
+  }
+}
+
+// Rows of the same result in earlier steps.
+void AddEarlier(const Subject& s, Rows* rows) {
+  int added = 0;
+  for (EventId id : s.capture().EventsOf(s.info().name)) {
+    const auto info = s.capture().Info(id);
+    if (added >= kMostEarlier || !s.capture().Earlier(id, s.info().id)) break;
+    if (info->event.rank != s.info().event.rank || info->event.step >= s.info().event.step || !info->audit.empty())
+      continue;
+    auto earlier = s.capture().Load(id);
+    if (!earlier.ok() || (*earlier)->row_size() != rows->width() || (*earlier)->n() > kMostElements) continue;
+    fit::NamedArray& array = rows->Add("step " + std::to_string(info->event.step), (*earlier)->values);
+    array.as_candidate = array.as_term = false;
+    array.as_rows = true;
+    ++added;
+  }
+}
+
+bool EndsWith(const Subject& s, std::initializer_list<std::string_view> stems) {
+  return std::any_of(stems.begin(), stems.end(), [&](std::string_view x) { return s.info().name.ends_with(x); });
+}
+
+// The class that an explanation tells by itself; KERNEL: it tells none.
+std::string_view ClassOf(const Subject& s, const fit::Explanation& x, bool quantised) {
+  using fit::Kind;
+  const bool reduced = EndsWith(s, {"moe.out", "attn.o_proj", "mlp.down", "moe.routed", "moe.shared"});
+  const bool ranks = s.capture().world_size() > 1;
+  switch (x.kind) {
+    case Kind::kScale:
+    case Kind::kScaleOfSome:
+    case Kind::kScaleEach:
+      if (ranks && x.constant_name.find("ranks") != std::string::npos) return fault_class::kReduce;
+      return quantised ? fault_class::kQScale : fault_class::kScale;
+    case Kind::kCombination:
+    case Kind::kAdded:
+      return reduced && ranks ? fault_class::kReduce : fault_class::kKernel;
+    case Kind::kHeadsMoved:
+      return fault_class::kTpShard;
+    case Kind::kRowsMoved:
+      return s.info().name.find("attn.") != std::string::npos  ? fault_class::kKvIdent
+             : s.info().name.find("moe.") != std::string::npos ? fault_class::kMoeRoute
+                                                               : fault_class::kStride;
+    case Kind::kInterleaved:
+      if (EndsWith(s, {"gate_up", "moe.act", "mlp.act", "mlp.gate", "mlp.up"})) return fault_class::kMoeLayout;
+      if (EndsWith(s, {"attn.q", "attn.k", "attn.q_pe", "attn.k_pe", "attn.q_proj", "attn.k_proj"}))
+        return fault_class::kRopeForm;
+      return fault_class::kStride;
+    case Kind::kColumnsMoved:
+      return quantised ? fault_class::kQLayout : fault_class::kStride;
+    case Kind::kTransposed:
+    case Kind::kOtherStride:
+      return fault_class::kStride;
+    case Kind::kRowsOf:
+    case Kind::kZero:
+    case Kind::kConstantRows:
+      return fault_class::kUnwritten;
+    case Kind::kCoarser:
+      return fault_class::kPrecision;
+    case Kind::kSaturated:
+      return fault_class::kRange;
+    case Kind::kCandidate:
+    case Kind::kOffset:
+    case Kind::kOffsetOfSome:
+      break;
+  }
+  return fault_class::kKernel;
+}
+
+}  // namespace
+
+std::string WeightOf(const Subject& subject, const oracle::Computed& right, const oracle::Computed& candidate) {
+  Rows rows(subject, right);
+  if (!rows.usable() || candidate.value.size() != subject.actual().size()) return "";
+  const std::vector<double> bound = rows.Bounds(candidate);
+  rows.Add("candidate", rows.Take(candidate.value.values));
+  rows.Connect();
+  rows.problem().arrays[0].bound = bound;
+  const auto answer = fit::Explain(rows.problem());
+  if (!answer.ok()) return "";
+  for (const fit::Explanation& x : answer->found) {
+    if (x.kind == fit::Kind::kCandidate) return ResidualText(x, *answer);
+  }
+  return "";
+}
+
+Explanation Weighed(const Subject& subject, const oracle::Computed& right, const oracle::Computed& candidate,
+                    Explanation why) {
+  if (const std::string weight = WeightOf(subject, right, candidate); !weight.empty()) why.text += ": " + weight;
+  return why;
+}
+
+std::optional<Explanation> ExplainByFit(const Subject& subject, const oracle::Computed& right,
+                                        std::span<const Input> operands, bool quantised) {
+  Rows rows(subject, right);
+  if (!rows.usable()) return std::nullopt;
+  AddTensors(subject, operands, &rows);
+  AddEarlier(subject, &rows);
+  rows.Connect();
+  rows.problem().numbers = NumbersOf(subject, rows.problem());
+  const auto answer = fit::Explain(rows.problem());
+  if (!answer.ok() || answer->found.empty()) return std::nullopt;
+  const fit::Explanation& best = answer->found.front();
+  Explanation why{ClassOf(subject, best, quantised), "fits " + std::string(NameOf(best.kind))};
+  if (!best.array.empty()) why.text += " of " + best.array;
+  if (!best.parameters.empty()) why.text += ", " + best.parameters;
+  if (!best.constant_name.empty()) why.text += " (" + best.constant_name + ")";
+  why.text += ": " + ResidualText(best, *answer);
+  if (best.constant) {
+    why.constant = *best.constant;
+    why.meaning = best.kind == fit::Kind::kAdded || best.kind == fit::Kind::kCombination
+                      ? "times that " + best.array + " is in the result"
+                  : best.kind == fit::Kind::kOffset || best.kind == fit::Kind::kOffsetOfSome ? "result used - expected"
+                                                                                             : "result used / expected";
+  }
+  why.rank = why.cls == fault_class::kKernel ? 1 : 2;
+  return why;
+}
+
+bool ProductMayFit(const Subject& subject, const Array& x, int64_t x_first, const Array& w, int64_t w_first,
+                   const Array& bias) {
+  const Array& have = subject.actual();
+  const auto n_rows = static_cast<int64_t>(subject.judged().size());
+  if (n_rows == 0 || have.size() == 0) return true;
+  const int64_t width = have.size() / n_rows, k = x.cols();
+  if (k == 0 || w.cols() != k || x_first + n_rows > x.rows() || w_first + width > w.rows()) return true;
+  const int64_t some_rows = std::min(n_rows, kScreened), some_cols = std::min(width, kScreened);
+  const oracle::Precision p = subject.precision();
+  oracle::Computed one;
+  one.value = one.scale = Array::Filled({1});
+  one.k = static_cast<double>(k + 1);
+  for (int64_t a = 0; a < some_rows; ++a) {
+    const int64_t row = a * n_rows / some_rows;
+    if (!subject.judged()[static_cast<size_t>(row)]) continue;
+    for (int64_t b = 0; b < some_cols; ++b) {
+      const int64_t col = b * width / some_cols;
+      double sum = bias.size() == width ? bias[col] : 0, size = std::abs(sum);
+      for (int64_t c = 0; c < k; ++c) {
+        const double term = x[(x_first + row) * k + c] * w[(w_first + col) * k + c];
+        sum += term;
+        size += std::abs(term);
+      }
+      one.value[0] = sum;
+      one.scale[0] = size;
+      if (!(std::abs(have[row * width + col] - sum) <= 8 * Allowed(one, 0, p, subject.one_store))) return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace assay::op

@@ -1,0 +1,34 @@
+// What src/fit says of a wrong result: how surely a cause that fits is no accident, and the small explanations that are
+// tried where none of the operation's own causes fits.
+//
+// It only ever looks at results that are wrong by their bound: a right one never comes here.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+
+#include "check/op_explain.h"
+
+namespace assay::op {
+
+// "residual 3.1e-08 (0.42 without), 1733 bits beyond chance", of a candidate for the wrong result; empty where fit does
+// not count it as an explanation.
+std::string WeightOf(const Subject& subject, const oracle::Computed& right, const oracle::Computed& candidate);
+// The explanation with that in its text.
+Explanation Weighed(const Subject& subject, const oracle::Computed& right, const oracle::Computed& candidate,
+                    Explanation why);
+
+// The best small explanation between the right result and the recorded one: constants, rows, heads or columns moved,
+// rows of an earlier step, a tensor of the layer in its place or added to it, zeros, coarser values. Class KERNEL where
+// one fits that tells no class; nullopt: no explanation. quantised: an operand was decoded from codes, so that
+// constants and places are those of its scales and codes.
+std::optional<Explanation> ExplainByFit(const Subject& subject, const oracle::Computed& right,
+                                        std::span<const Input> operands, bool quantised = false);
+
+// A product x wᵀ + bias looked at in a few elements with twice the allowance: false where it cannot be the result. Row
+// r of the result is row x_first + r of x, column c row w_first + c of w. True where the shapes do not say.
+bool ProductMayFit(const Subject& subject, const oracle::Array& x, int64_t x_first, const oracle::Array& w,
+                   int64_t w_first, const oracle::Array& bias);
+
+}  // namespace assay::op

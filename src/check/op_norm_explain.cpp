@@ -1,0 +1,180 @@
+#include "check/op_norm_explain.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "check/op_fitted.h"
+#include "check/op_other_weight.h"
+#include "fit/constants.h"
+
+namespace assay::op {
+namespace {
+
+using oracle::Array;
+using oracle::Computed;
+
+// What a norm may do otherwise. The row is (x - mean) / divisor · weight + bias.
+struct Norm {
+  bool mean = false;     // subtracted, and left out of the squares
+  bool outside = false;  // divisor = sqrt(square) + eps in place of sqrt(square + eps)
+  double count = 0;      // the sum of squares is divided by it; 0: the number of columns
+  double eps = 0;
+};
+
+double MeanOf(std::span<const double> row) {
+  double sum = 0;
+  for (double v : row) sum += v;
+  return sum / static_cast<double>(std::max<size_t>(row.size(), 1));
+}
+
+double SquareOf(std::span<const double> row, double mean, double count) {
+  double sum = 0;
+  for (double v : row) sum += (v - mean) * (v - mean);
+  return sum / (count > 0 ? count : static_cast<double>(std::max<size_t>(row.size(), 1)));
+}
+
+Computed Run(const NormCall& call, const Norm& norm, const Array& weight, const Array& bias, const Computed& right) {
+  Computed y = right;
+  const int64_t d = call.x.cols();
+  for (int64_t r = 0; r < call.x.rows(); ++r) {
+    const auto row = call.x.row(r);
+    const double mean = norm.mean ? MeanOf(row) : 0, square = SquareOf(row, mean, norm.count);
+    const double divisor = norm.outside ? std::sqrt(square) + norm.eps : std::sqrt(square + norm.eps);
+    for (int64_t i = 0; i < d; ++i) {
+      const double v = (row[static_cast<size_t>(i)] - mean) / divisor * (weight.values.empty() ? 1 : weight[i]);
+      const double b = bias.values.empty() ? 0 : bias[i];
+      y.value[r * d + i] = v + b;
+      y.scale[r * d + i] = std::max(right.scale[r * d + i], std::abs(v) + std::abs(b));
+    }
+  }
+  return y;
+}
+
+// The eps at which the rows come out, each weighed by how much its eps can be seen; nullopt: rows do not say.
+std::optional<double> SolveEps(const Subject& s, const NormCall& call, Norm norm) {
+  const int64_t d = call.x.cols(), rows = call.x.rows();
+  const auto judged = static_cast<int64_t>(s.judged().size());
+  double sum = 0, weights = 0;
+  for (int64_t r = 0; r < rows; ++r) {
+    if (judged > 0 && !s.judged()[static_cast<size_t>(r * judged / rows)]) continue;
+    const auto row = call.x.row(r);
+    const double mean = norm.mean ? MeanOf(row) : 0, square = SquareOf(row, mean, norm.count);
+    double cross = 0, own = 0;
+    for (int64_t i = 0; i < d; ++i) {
+      const double v = (row[static_cast<size_t>(i)] - mean) * (call.weight.values.empty() ? 1 : call.weight[i]);
+      const double y = s.actual()[r * d + i] - (call.bias.values.empty() ? 0 : call.bias[i]);
+      if (!std::isfinite(y)) return std::nullopt;
+      cross += v * y;
+      own += v * v;
+    }
+    const double factor = own > 0 ? cross / own : 0;
+    if (!(factor > 0)) continue;
+    const double eps = norm.outside ? 1 / factor - std::sqrt(square) : 1 / (factor * factor) - square;
+    // The factor is known to so much of itself: an eps far below the square is not.
+    const double seen = 1 / (square + std::abs(eps) + 1e-300), weight = norm.outside ? std::sqrt(seen) : seen;
+    sum += eps * weight * weight;
+    weights += weight * weight;
+  }
+  if (!(weights > 0)) return std::nullopt;
+  const double eps = sum / weights;
+  return eps >= 0 ? std::optional<double>(eps) : std::nullopt;
+}
+
+// The usual one that is as near as that.
+double NamedEps(double eps) {
+  for (double usual : {1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12, 1e-2, 2e-5, 5e-6, 1e-20}) {
+    if (std::abs(eps - usual) < 0.03 * usual) return usual;
+  }
+  return eps;
+}
+
+std::string Number(double x) {
+  char text[40];
+  std::snprintf(text, sizeof text, "%.4g", x);
+  return text;
+}
+
+}  // namespace
+
+std::optional<Explanation> ExplainNorm(const Subject& s, const NormCall& call, const Computed& right) {
+  const auto try_one = [&](const Norm& norm, const Array& weight, const Array& bias,
+                           const Explanation& why) -> std::optional<Explanation> {
+    const Computed y = Run(call, norm, weight, bias, right);
+    if (!Fits(s, y)) return std::nullopt;
+    return Weighed(s, right, y, why);
+  };
+  if (call.x.size() != s.actual().size() || call.x.size() != right.value.size()) return std::nullopt;
+  const Norm declared{call.layer_norm, false, 0, call.eps};
+  const Array none{{0}, {}};
+
+  if (!call.weight.values.empty()) {
+    if (auto why = try_one(declared, none, call.bias,
+                           {fault_class::kLoad, "fits a weight of ones in place of " + call.weight_name}))
+      return why;
+    for (double by : {1.0, -1.0}) {
+      Array more = call.weight;
+      for (double& w : more.values) w += by;
+      if (auto why = try_one(declared, more, call.bias,
+                             {fault_class::kKernel, by > 0 ? "fits weights with 1 added"
+                                                           : "fits weights with 1 subtracted: 1 + weight was stored"}))
+        return why;
+    }
+  }
+  if (!call.bias.values.empty()) {
+    if (auto why = try_one(declared, call.weight, none, {fault_class::kKernel, "fits without the bias"})) return why;
+  }
+  Norm other = declared;
+  other.eps = 0;
+  if (auto why = try_one(other, call.weight, call.bias, {fault_class::kKernel, "fits without eps", 0, "eps used"}))
+    return why;
+  for (double eps : {1e-5, 1e-6, 1e-8, 1e-12}) {
+    other.eps = eps;
+    if (eps == call.eps) continue;
+    if (auto why = try_one(other, call.weight, call.bias,
+                           {fault_class::kKernel, "fits an eps of " + Number(eps), eps, "eps used"}))
+      return why;
+  }
+  struct Form {
+    const char* text;
+    bool mean, outside;
+    double count;
+  };
+  const auto d = static_cast<double>(call.x.cols());
+  const Form forms[] = {
+      {"", call.layer_norm, false, 0},
+      {"eps outside of the root", call.layer_norm, true, 0},
+      {call.layer_norm ? "no mean subtracted" : "the mean subtracted", !call.layer_norm, false, 0},
+      {"the sum of squares in place of their mean", call.layer_norm, false, 1},
+      {"squares divided by one less than their number", call.layer_norm, false, d - 1},
+      {call.layer_norm ? "no mean subtracted and eps outside of the root"
+                       : "the mean subtracted and eps outside of "
+                         "the root",
+       !call.layer_norm, true, 0},
+  };
+  const bool constant =
+      !std::isnan(ConstantRatio(s.actual(), right.value, s.judged(), std::max(1e-4, 8 * s.precision().store)));
+  for (const Form& form : forms) {
+    if (form.count == 1 && constant) continue;  // a constant is told as one
+    Norm norm{form.mean, form.outside, form.count, call.eps};
+    const std::string text = form.text;
+    // With the declared eps first, then with the one that the rows give.
+    if (!text.empty()) {
+      if (auto why = try_one(norm, call.weight, call.bias, {fault_class::kKernel, "fits with " + text})) return why;
+    }
+    const auto solved = SolveEps(s, call, norm);
+    if (!solved) continue;
+    for (double eps : {NamedEps(*solved), *solved}) {
+      norm.eps = eps;
+      if (auto why = try_one(norm, call.weight, call.bias,
+                             {fault_class::kKernel,
+                              "fits an eps of " + Number(eps) + (text.empty() ? "" : ", with " + text) + ", " +
+                                  Number(call.eps) + " declared",
+                              eps, "eps used"}))
+        return why;
+    }
+  }
+  return ForOtherWeights(s, call.weight_name, call.weight,
+                         [&](const OtherWeight& w) { return try_one(declared, w.value, call.bias, w.why); });
+}
+
+}  // namespace assay::op

@@ -1,0 +1,70 @@
+#include "check/op_quant_explain.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "check/op_fitted.h"
+
+namespace assay::op {
+using oracle::Array;
+
+QuantTrial::QuantTrial(const Subject& subject, const QuantisedProduct& product, const oracle::Computed& right,
+                       const DequantParts& parts)
+    : subject_(subject), product_(product), right_(right), parts_(parts), declared_(parts.Values()) {
+  grid_rows_ = (parts.rows + parts.block_rows - 1) / std::max<int64_t>(parts.block_rows, 1);
+  grid_cols_ = parts.block_cols > 0 ? (parts.cols + parts.block_cols - 1) / parts.block_cols : parts.grid_cols;
+  scales_.assign(static_cast<size_t>(grid_rows_ * grid_cols_), 0);
+  if (!parts.zero.empty()) zeros_ = scales_;
+  for (int64_t r = 0; r < parts.rows; ++r) {
+    for (int64_t c = 0; c < parts.cols; ++c) {
+      const auto cell = static_cast<size_t>(CellOf(r, c)), at = static_cast<size_t>(r * parts.cols + c);
+      scales_[cell] = parts.scale[static_cast<size_t>(parts.group[at])];
+      if (!zeros_.empty()) zeros_[cell] = double{parts.zero[at]};
+    }
+  }
+}
+
+int64_t QuantTrial::CellOf(int64_t row, int64_t col) const {
+  if (parts_.block_cols == 0) return parts_.group[static_cast<size_t>(row * parts_.cols + col)];
+  return row / parts_.block_rows * grid_cols_ + col / parts_.block_cols;
+}
+
+DequantParts QuantTrial::WithScales(const std::vector<double>& cells) const {
+  DequantParts parts = parts_;
+  parts.scale = cells;
+  for (int64_t r = 0; r < parts.rows; ++r)
+    for (int64_t c = 0; c < parts.cols; ++c)
+      parts.group[static_cast<size_t>(r * parts.cols + c)] = static_cast<int32_t>(CellOf(r, c));
+  return parts;
+}
+
+DequantParts QuantTrial::WithZeros(const std::vector<double>& cells) const {
+  DequantParts parts = parts_;
+  parts.zero.resize(parts.code.size());
+  for (int64_t r = 0; r < parts.rows; ++r)
+    for (int64_t c = 0; c < parts.cols; ++c)
+      parts.zero[static_cast<size_t>(r * parts.cols + c)] =
+          static_cast<float>(cells[static_cast<size_t>(CellOf(r, c))]);
+  return parts;
+}
+
+std::optional<Explanation> QuantTrial::TryValue(const Array& value, const Explanation& why) const {
+  const bool may = product_.activation
+                       ? ProductMayFit(subject_, value, product_.first, product_.other, 0, product_.bias)
+                       : ProductMayFit(subject_, product_.other, 0, value, product_.first, product_.bias);
+  if (product_.plain && !may) return std::nullopt;
+  const auto candidate = product_.product(value);
+  if (!Fits(subject_, candidate)) return std::nullopt;
+  return Weighed(subject_, right_, *candidate, why);
+}
+
+std::optional<Explanation> ExplainQuantised(const Subject& subject, const QuantisedProduct& product,
+                                            const oracle::Computed& right) {
+  const auto parts = product.decode({});
+  if (!parts.ok()) return std::nullopt;
+  const QuantTrial trial(subject, product, right, *parts);
+  if (auto why = TryConventions(trial)) return why;
+  return TrySolved(trial);
+}
+
+}  // namespace assay::op

@@ -1,0 +1,287 @@
+// One number for each group of a scale, solved from the result by least squares, and told in the fewest words that fit.
+//
+// For a line (a row of the quantised operand) the result is Σ_g f_g P_g: P_g is what the elements under scale g
+// contribute, f_g = 1 where the scale is right. Zero points likewise: the result less the right one is Σ_g d_g S_g with
+// S_g what ones under scale g contribute. Groups that several lines share (blocks of rows) have more equations. Where
+// there are fewer equations than groups nothing is solved.
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "check/op_quant_explain.h"
+#include "fit/constants.h"
+
+namespace assay::op {
+namespace {
+
+using oracle::Array;
+using Cells = std::vector<double>;
+
+constexpr int64_t kMostGroups = 256;             // of a line
+constexpr int64_t kMostWork = int64_t{1} << 31;  // products
+constexpr double kNear = 2e-3;                   // relative, of a solved number that is told as another one
+
+// Solves the symmetric system in place by Gauss with pivots; numbers that it does not determine become NaN.
+void SolveSymmetric(std::vector<double>* a, std::vector<double>* b) {
+  const size_t n = b->size();
+  std::vector<double> diagonal(n);
+  for (size_t i = 0; i < n; ++i) diagonal[i] = (*a)[i * n + i];
+  std::vector<char> known(n, 1);
+  for (size_t i = 0; i < n; ++i) {
+    const double pivot = (*a)[i * n + i];
+    if (!(pivot > 1e-10 * diagonal[i]) || diagonal[i] == 0) {
+      known[i] = 0;
+      continue;
+    }
+    for (size_t r = 0; r < n; ++r) {
+      if (r == i || (*a)[r * n + i] == 0) continue;
+      const double by = (*a)[r * n + i] / pivot;
+      for (size_t c = i; c < n; ++c) (*a)[r * n + c] -= by * (*a)[i * n + c];
+      (*b)[r] -= by * (*b)[i];
+    }
+  }
+  for (size_t i = 0; i < n; ++i) (*b)[i] = known[i] ? (*b)[i] / (*a)[i * n + i] : std::nan("");
+}
+
+// Numbers of all cells; NaN where the result says nothing. Empty: too few equations.
+class Solver {
+ public:
+  explicit Solver(const QuantTrial& t) : t_(t), p_(t.parts()), have_(t.subject().actual()) {
+    n_rows_ = static_cast<int64_t>(t.subject().judged().size());
+    width_ = n_rows_ > 0 ? have_.size() / n_rows_ : 0;
+    lines_ = t.product().activation ? n_rows_ : width_;
+    others_ = t.product().activation ? width_ : n_rows_;
+    if (t.product().is_value) {
+      equations_ = p_.cols / std::max<int64_t>(t.grid_cols(), 1) * std::max<int64_t>(p_.block_rows, 1);
+      return;
+    }
+    int64_t judged = 0;
+    for (char j : t.subject().judged()) judged += j;
+    equations_ = (t.product().activation ? width_ : judged) * std::max<int64_t>(p_.block_rows, 1);
+  }
+
+  // Equations of one set of unknowns, over their number.
+  double Surplus() const {
+    return static_cast<double>(equations_) / static_cast<double>(t_.product().is_value ? 1 : t_.grid_cols());
+  }
+  bool usable() const {
+    if (t_.product().is_value) return have_.size() == p_.rows * p_.cols && equations_ > 1;
+    return n_rows_ > 0 && t_.product().other.cols() == p_.cols && t_.product().other.rows() == others_ &&
+           t_.product().first + lines_ <= p_.rows && t_.grid_cols() <= kMostGroups && equations_ > t_.grid_cols() &&
+           lines_ * others_ <= kMostWork / std::max<int64_t>(p_.cols, 1) && p_.block_cols > 0;
+  }
+
+  // zeros: shifts of the codes; otherwise factors of the scales.
+  Cells Run(bool zeros) const {
+    if (t_.product().is_value) return RunOnValue(zeros);
+    const int64_t groups = t_.grid_cols(), block = std::max<int64_t>(p_.block_rows, 1);
+    Cells out(t_.scales().size(), std::nan(""));
+    const auto n = static_cast<size_t>(groups);
+    for (int64_t begin = 0; begin < lines_;) {
+      const int64_t m = (t_.product().first + begin) / block;
+      int64_t end = begin;
+      while (end < lines_ && (t_.product().first + end) / block == m) ++end;
+      std::vector<double> normal(n * n, 0), target(n, 0), part(n);
+      for (int64_t line = begin; line < end; ++line)
+        for (int64_t other = 0; other < others_; ++other) AddEquation(line, other, zeros, &part, &normal, &target);
+      SolveSymmetric(&normal, &target);
+      std::copy(target.begin(), target.end(), out.begin() + m * groups);
+      begin = end;
+    }
+    return out;
+  }
+
+ private:
+  // Each cell by itself.
+  Cells RunOnValue(bool zeros) const {
+    Cells cross(t_.scales().size(), 0), square = cross;
+    for (int64_t r = 0; r < p_.rows; ++r) {
+      for (int64_t c = 0; c < p_.cols; ++c) {
+        const int64_t i = r * p_.cols + c;
+        if (!std::isfinite(have_[i])) continue;
+        const double mine = zeros ? p_.ScaleOf(i) * p_.global : t_.declared()[i];
+        const auto cell = static_cast<size_t>(t_.CellOf(r, c));
+        cross[cell] += mine * (have_[i] - (zeros ? t_.right().value[i] : 0));
+        square[cell] += mine * mine;
+      }
+    }
+    for (size_t i = 0; i < cross.size(); ++i) cross[i] = square[i] > 0 ? cross[i] / square[i] : std::nan("");
+    return cross;
+  }
+
+  void AddEquation(int64_t line, int64_t other, bool zeros, std::vector<double>* part, std::vector<double>* normal,
+                   std::vector<double>* target) const {
+    const bool activation = t_.product().activation;
+    const int64_t row = activation ? line : other, col = activation ? other : line, i = row * width_ + col;
+    if (!t_.subject().judged()[static_cast<size_t>(row)] || !std::isfinite(have_[i])) return;
+    const auto n = part->size();
+    std::fill(part->begin(), part->end(), 0.0);
+    const int64_t r = t_.product().first + line;
+    for (int64_t c = 0; c < p_.cols; ++c) {
+      const int64_t at = r * p_.cols + c;
+      const double x = t_.product().other[other * p_.cols + c];
+      const double mine = zeros ? p_.ScaleOf(at) * p_.global : t_.declared()[at];
+      (*part)[static_cast<size_t>(c / p_.block_cols)] += x * mine;
+    }
+    const double bias = t_.product().bias.size() == width_ ? t_.product().bias[col] : 0;
+    const double y = have_[i] - (zeros ? t_.right().value[i] : bias);
+    for (size_t a = 0; a < n; ++a) {
+      (*target)[a] += (*part)[a] * y;
+      for (size_t b = 0; b < n; ++b) (*normal)[a * n + b] += (*part)[a] * (*part)[b];
+    }
+  }
+
+  const QuantTrial& t_;
+  const DequantParts& p_;
+  const Array& have_;
+  int64_t n_rows_ = 0, width_ = 0, lines_ = 0, others_ = 0, equations_ = 0;
+};
+
+bool Near(double a, double b) { return std::abs(a - b) <= kNear * std::max(std::abs(a), std::abs(b)); }
+
+std::string Number(double x) {
+  char text[40];
+  std::snprintf(text, sizeof text, "%.6g", x);
+  return text;
+}
+
+// "3 of 8 scales (rows 4 to 5 of the grid)".
+std::string Which(const QuantTrial& t, const std::vector<size_t>& cells, const char* what) {
+  const auto cols = static_cast<size_t>(t.grid_cols());
+  size_t row_from = SIZE_MAX, row_to = 0, col_from = SIZE_MAX, col_to = 0;
+  for (size_t i : cells) {
+    row_from = std::min(row_from, i / cols), row_to = std::max(row_to, i / cols);
+    col_from = std::min(col_from, i % cols), col_to = std::max(col_to, i % cols);
+  }
+  std::string text = std::to_string(cells.size()) + " of " + std::to_string(t.scales().size()) + " " + what;
+  if (!cells.empty() && (row_to - row_from + 1) * (col_to - col_from + 1) == cells.size())
+    text += " (rows " + std::to_string(row_from) + " to " + std::to_string(row_to) + ", groups " +
+            std::to_string(col_from) + " to " + std::to_string(col_to) + ")";
+  return text;
+}
+
+// For each cell the nearest of `among`, when all of them lie near one.
+std::optional<std::vector<size_t>> Permutation(const Cells& used, const Cells& among) {
+  std::vector<size_t> sorted(among.size()), from(used.size());
+  for (size_t i = 0; i < sorted.size(); ++i) sorted[i] = i;
+  std::sort(sorted.begin(), sorted.end(), [&](size_t a, size_t b) { return among[a] < among[b]; });
+  for (size_t i = 0; i < used.size(); ++i) {
+    if (Near(used[i], among[i])) {
+      from[i] = i;
+      continue;
+    }
+    auto at = std::lower_bound(sorted.begin(), sorted.end(), used[i], [&](size_t a, double x) { return among[a] < x; });
+    size_t best = at == sorted.end() ? sorted.back() : *at;
+    if (at != sorted.begin() && std::abs(among[*(at - 1)] - used[i]) < std::abs(among[best] - used[i]))
+      best = *(at - 1);
+    if (!Near(used[i], among[best])) return std::nullopt;
+    from[i] = best;
+  }
+  return from;
+}
+
+std::optional<Explanation> Scales(const QuantTrial& t, const Solver& solver) {
+  const std::string fits = "fits " + t.product().name + " with ";
+  const Cells factors = solver.Run(false);
+  std::vector<size_t> off;
+  Cells used = t.scales();
+  double least = HUGE_VAL, most = -HUGE_VAL;
+  for (size_t i = 0; i < factors.size(); ++i) {
+    if (!std::isfinite(factors[i]) || Near(factors[i], 1)) continue;
+    off.push_back(i);
+    used[i] *= factors[i];
+    least = std::min(least, factors[i]);
+    most = std::max(most, factors[i]);
+  }
+  if (off.empty()) return std::nullopt;
+  // One constant on some of them: by its name where it has one.
+  if (Near(least, most) || most - least < 1e-2 * std::abs(most)) {
+    std::vector<double> sorted;
+    for (size_t i : off) sorted.push_back(factors[i]);
+    std::nth_element(sorted.begin(), sorted.begin() + static_cast<int64_t>(sorted.size() / 2), sorted.end());
+    const double middle = sorted[sorted.size() / 2];
+    std::vector<double> constants{middle};
+    const std::vector<fit::NamedNumber> known = fit::KnownConstants({});
+    if (const auto named = fit::NameConstant(middle, 0, known)) constants.push_back(named->value);
+    for (double c : constants) {
+      Cells one = t.scales();
+      for (size_t i : off) one[i] *= c;
+      if (auto why =
+              t.Try(t.WithScales(one), {fault_class::kQScale,
+                                        fits + Number(c) + " times " + Which(t, off, "scales") + ", the others right",
+                                        c, "scale used / expected"}))
+        return why;
+    }
+  }
+  if (const auto from = Permutation(used, t.scales())) {
+    Cells moved(used.size());
+    for (size_t i = 0; i < moved.size(); ++i) moved[i] = t.scales()[(*from)[i]];
+    std::string text = fits + "scales in other places: ";
+    for (size_t k = 0; k < std::min<size_t>(off.size(), 4); ++k)
+      text += (k > 0 ? ", " : "") + std::to_string(off[k]) + " holds that of " + std::to_string((*from)[off[k]]);
+    if (auto why = t.Try(t.WithScales(moved), {fault_class::kQLayout, text})) return why;
+  }
+  const double first = used.front();
+  if (std::all_of(used.begin(), used.end(), [&](double x) { return Near(x, first); })) {
+    if (auto why = t.Try(t.WithScales(Cells(used.size(), first)),
+                         {fault_class::kQScale, fits + "one scale for all, " + Number(first)}))
+      return why;
+  }
+  if (solver.Surplus() < 2) return std::nullopt;
+  return t.Try(t.WithScales(used),
+               {fault_class::kQScale, fits + Which(t, off, "scales") + " off, each by a factor of " + "its own, from " +
+                                          Number(least) + " to " + Number(most)});
+}
+
+std::optional<Explanation> Zeros(const QuantTrial& t, const Solver& solver) {
+  const std::string fits = "fits " + t.product().name + " with ";
+  const Cells shift = solver.Run(true);
+  const Cells declared = t.zeros().empty() ? Cells(shift.size(), 0) : t.zeros();
+  Cells used = declared, whole = declared;
+  std::map<int64_t, int64_t> counts;
+  std::vector<size_t> off;
+  bool integers = true;
+  for (size_t i = 0; i < shift.size(); ++i) {
+    if (!std::isfinite(shift[i]) || std::abs(shift[i]) < 0.02) continue;
+    const double nearest = std::nearbyint(shift[i]);
+    integers = integers && std::abs(shift[i] - nearest) < 0.1 && nearest != 0;
+    used[i] -= shift[i];
+    whole[i] -= nearest;
+    ++counts[std::llround(shift[i])];
+    off.push_back(i);
+  }
+  if (off.empty()) return std::nullopt;
+  const char* meaning = "error of the codes, in scales of their group";
+  if (integers) {
+    const auto most = std::max_element(counts.begin(), counts.end(),
+                                       [](const auto& a, const auto& b) { return a.second < b.second; });
+    const std::string text =
+        counts.size() == 1
+            ? fits + "the codes of " + Which(t, off, "groups") + " off by " + std::to_string(most->first)
+            : fits + "zero points of " + Which(t, off, "groups") + " off, most often by " + std::to_string(most->first);
+    // Shifts of many kinds are evidence only where there were more equations than numbers.
+    if (counts.size() == 1 || solver.Surplus() >= 1.5) {
+      if (const auto from = counts.size() == 1 ? std::nullopt : Permutation(whole, declared)) {
+        if (auto why = t.Try(t.WithZeros(whole), {fault_class::kQLayout, fits + "zero points in other places"}))
+          return why;
+      }
+      if (auto why = t.Try(t.WithZeros(whole), {fault_class::kQZero, text, static_cast<double>(most->first), meaning}))
+        return why;
+    }
+  }
+  if (solver.Surplus() < 2) return std::nullopt;
+  return t.Try(t.WithZeros(used), {fault_class::kQZero, fits + "zero points of " + Which(t, off, "groups") + " off"});
+}
+
+}  // namespace
+
+std::optional<Explanation> TrySolved(const QuantTrial& trial) {
+  const Solver solver(trial);
+  if (!solver.usable()) return std::nullopt;
+  if (trial.parts().integers) {
+    if (auto why = Zeros(trial, solver)) return why;
+  }
+  return Scales(trial, solver);
+}
+
+}  // namespace assay::op

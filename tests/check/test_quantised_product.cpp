@@ -1,0 +1,123 @@
+// Products of quantised weights whose parts were recorded, right and taken otherwise, judged without a checkpoint.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "check/check.h"
+#include "small_trace.h"
+
+namespace assay {
+namespace {
+
+using testing::Noise;
+using testing::SmallTrace;
+
+constexpr int64_t kRows = 14, kIn = 32, kOut = 10, kGroup = 8, kGroups = kIn / kGroup;
+
+struct Parts {
+  std::vector<float> code, scale, zero;
+};
+// Value of element (n, k) as the kernel takes it.
+using Decode = std::function<double(const Parts&, int64_t n, int64_t k)>;
+
+double Right(const Parts& p, int64_t n, int64_t k) {
+  const auto at = static_cast<size_t>(n * kGroups + k / kGroup);
+  return double{p.code[static_cast<size_t>(n * kIn + k)] - p.zero[at]} * double{p.scale[at]};
+}
+
+CheckResult Recorded(const Decode& decode, std::string_view quant = "gptq_v2") {
+  SmallTrace t;
+  const uint64_t a = t.Request({1, 2, 3, 4, 5, 6, 7, 8}), b = t.Request({9, 10, 11, 12, 13, 14});
+  const std::vector<float> x = Noise(kRows * kIn, 1), s = Noise(kOut * kGroups, 2), c = Noise(kOut * kIn, 3);
+  Parts p;
+  for (float v : c) p.code.push_back(static_cast<float>(static_cast<int>(v * 997) & 15));
+  for (float v : s) p.scale.push_back(0.02F + 0.01F * v * v);
+  for (float v : s) p.zero.push_back(static_cast<float>(5 + (static_cast<int>(v * 1009) & 3)));
+  std::vector<float> y;
+  for (int64_t r = 0; r < kRows; ++r) {
+    for (int64_t n = 0; n < kOut; ++n) {
+      double sum = 0;
+      for (int64_t k = 0; k < kIn; ++k) sum += double{x[static_cast<size_t>(r * kIn + k)]} * decode(p, n, k);
+      y.push_back(static_cast<float>(sum));
+    }
+  }
+  const std::string name = "layers.3.mlp.down_proj.weight.";
+  const testing::Put load{.step = -1, .phase = Phase::kLoad};
+  testing::Put codes = load;
+  codes.meta = {{"quant", quant}, {"group_size", "8"}, {"packed", "0"}};
+  t.Record(name + "codes", "out in", {kOut, kIn}, p.code, codes);
+  t.Record(name + "scale", "out g", {kOut, kGroups}, p.scale, load);
+  t.Record(name + "zero", "out g", {kOut, kGroups}, p.zero, load);
+  const std::vector<RowRun> rows = {{a, 0, 8, 0, false}, {b, 8, 6, 0, false}};
+  t.Record("layers.3.mlp.act", "T f", {kRows, kIn}, x, {.rows = rows});
+  t.Record("layers.3.mlp.down", "T h", {kRows, kOut}, y, {.rows = rows});
+  const auto capture = t.Open();
+  auto result = RunChecks(*capture, {.only = {"linear"}});
+  EXPECT_TRUE(result.ok()) << result.status().message();
+  return std::move(result).value();
+}
+
+void ExpectFault(const CheckResult& r, std::string_view cls,
+                 double constant = std::numeric_limits<double>::quiet_NaN()) {
+  ASSERT_EQ(r.findings.size(), 1U);
+  const FirstBad& bad = r.findings[0];
+  EXPECT_EQ(bad.name, "layers.3.mlp.down");
+  EXPECT_EQ(bad.cls, cls) << bad.evidence[0];
+  if (std::isnan(constant)) {
+    EXPECT_TRUE(std::isnan(bad.constant_value)) << bad.evidence[0];
+  } else {
+    EXPECT_NEAR(bad.constant_value, constant, 1e-3 * std::abs(constant)) << bad.evidence[0];
+  }
+  EXPECT_NE(bad.evidence[0].find("bits beyond chance"), std::string::npos) << bad.evidence[0];
+}
+
+TEST(QuantisedProduct, RightOneIsJudgedAndNothingIsFound) {
+  const CheckResult r = Recorded(Right);
+  EXPECT_TRUE(r.findings.empty());
+  EXPECT_EQ(r.coverage.results_judged, 1U);
+  // gptq stores zero points less 1.
+  EXPECT_TRUE(Recorded(
+                  [](const Parts& p, int64_t n, int64_t k) {
+                    return Right(p, n, k) - double{p.scale[static_cast<size_t>(n * kGroups + k / kGroup)]};
+                  },
+                  "gptq")
+                  .findings.empty());
+}
+
+TEST(QuantisedProduct, ZeroPointThreeOffIsItsConstant) {
+  ExpectFault(Recorded([](const Parts& p, int64_t n, int64_t k) {
+                return Right(p, n, k) + 3 * double{p.scale[static_cast<size_t>(n * kGroups + k / kGroup)]};
+              }),
+              fault_class::kQZero, 3);
+}
+
+TEST(QuantisedProduct, ScaleOfOneGroupHalvedIsItsConstant) {
+  ExpectFault(
+      Recorded([](const Parts& p, int64_t n, int64_t k) { return Right(p, n, k) * (k / kGroup == 2 ? 0.5 : 1); }),
+      fault_class::kQScale, 0.5);
+}
+
+TEST(QuantisedProduct, CodesOfWordsInAnotherOrderAreAMatterOfLayout) {
+  ExpectFault(Recorded([](const Parts& p, int64_t n, int64_t k) {
+                constexpr int64_t kFrom[8] = {0, 2, 4, 6, 1, 3, 5, 7};
+                const auto at = static_cast<size_t>(n * kGroups + k / kGroup);
+                return double{p.code[static_cast<size_t>(n * kIn + k / 8 * 8 + kFrom[k % 8])] - p.zero[at]} *
+                       double{p.scale[at]};
+              }),
+              fault_class::kQLayout);
+}
+
+TEST(QuantisedProduct, WhatNoConventionGivesStaysWithoutACause) {
+  uint64_t state = 1;
+  const CheckResult r = Recorded([&](const Parts& p, int64_t n, int64_t k) {
+    state = state * 6364136223846793005U + 1442695040888963407U;
+    return Right(p, n, k) * (0.5 + static_cast<double>(state >> 40) / 0x1p24);
+  });
+  ASSERT_EQ(r.findings.size(), 1U);
+  EXPECT_EQ(r.findings[0].cls, fault_class::kKernel) << r.findings[0].evidence[0];
+}
+
+}  // namespace
+}  // namespace assay
