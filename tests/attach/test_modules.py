@@ -112,6 +112,18 @@ def test_ANumberOfAnotherProcessIsNobodys(session):
     assert seen == []
 
 
+def test_ACopyLosesWhatItCarriesOfTheOriginalBeforeItRunsOrIsCompiled(session):
+    """Compiled code goes by what a module carries."""
+    root = Outer()
+    observe(session, root, "*")
+    session.roots.found(root)
+    twin = copy.deepcopy(root)
+    session.roots.found(twin)
+    carried = {name for module in twin.modules() for name in vars(module) if name.startswith("_assay_")}
+    assert carried == {"_assay_seen"}
+    assert {"_assay_number", "_assay_label", "_assay_after"} <= set(vars(root.inner))
+
+
 class Scripted(torch.nn.Module):
     def __init__(self):
         super().__init__()

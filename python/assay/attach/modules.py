@@ -284,9 +284,19 @@ class Roots:
                 return
             for module in root.modules():
                 object.__setattr__(module, "_assay_seen", id(module))  # a copy's is another's
+                self._forget_the_originals(module)
         self._session.hook.settle()
         for then in self._callbacks:
             self._session.guard(f"root module {type(root).__name__}", then, root)
+
+    def _forget_the_originals(self, module: Any) -> None:
+        """Takes out of a copy what it carries of its original: compiled code goes by that."""
+        carried = vars(module)
+        if carried.get("_assay_number", -1) >= 0 and _of(module) is None:
+            for name in ("_assay_number", "_assay_before", "_assay_after"):
+                carried.pop(name, None)
+        if "_assay_label" in carried and self._session.labelled(carried["_assay_label"]) is not module:
+            del carried["_assay_label"]
 
     def _install(self, torch: Any) -> None:
         kind = torch.nn.Module
