@@ -16,6 +16,7 @@ std::unique_ptr<ScanCheck> MakeTokenLoops();
 
 // Statistics of several ranks, shapes, addresses.
 void CheckReplicas(const Capture& capture, CheckReport* report);
+void CheckPartialSums(const Capture& capture, CheckReport* report);
 void CheckShapes(const Capture& capture, CheckReport* report);
 void CheckGraphs(const Capture& capture, CheckReport* report);
 

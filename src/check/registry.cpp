@@ -22,6 +22,8 @@ constexpr std::array kChecks = {
              check::MakeTokenLoops},
     CheckDef{"replicas", h::kReductions, "replicas are equal, different shards are not", "every rank",
              check::CheckReplicas},
+    CheckDef{"partial_sums", h::kReductions, "a reduction gives the sum of its parts",
+             "NAME and NAME.partial, sketches", check::CheckPartialSums},
     CheckDef{"shapes", h::kShapes, "shapes and strides hold at the boundaries", "axes", check::CheckShapes},
     CheckDef{"graphs", h::kGraphs, "a replay reads where its operands are", "bound.SITE on results, events in_graph",
              check::CheckGraphs},

@@ -181,6 +181,43 @@ TEST(CheckReductions, PartialSumInPlaceOfTheSumIsNamed) {
 }
 TEST(CheckReductions, RightSumsAreRuledOut) { EXPECT_RULED_OUT(Reductions(1, true)); }
 
+// What two ranks put into a reduction and what came out on rank 1, as statistics alone: factor x (mine + other x
+// theirs).
+CheckResult PartialSums(float factor, float other, int32_t n_ranks = 2) {
+  SmallTrace t(2, Level::kStats);
+  const uint64_t a = t.Request({1, 2, 3});
+  const std::vector<RowRun> rows = {{a, 0, 3, 0, false}};
+  const std::vector<float> parts[2] = {Noise(192, 1), Noise(192, 2)};
+  std::vector<float> sum(192);
+  for (size_t i = 0; i < sum.size(); ++i) sum[i] = factor * (parts[1][i] + other * parts[0][i]);
+  for (int32_t rank = 0; rank < n_ranks; ++rank) {
+    t.Record("layers.0.attn.o_proj.partial", "T h", {3, 64}, parts[rank], {.rows = rows, .rank = rank});
+    t.Record("layers.0.attn.o_proj", "T h", {3, 64}, sum, {.rows = rows, .rank = rank});
+  }
+  return Judge(t, {"partial_sums"});
+}
+
+TEST(CheckPartialSums, ResultWithoutTheOtherRanksPartIsNamedFromSketches) {
+  const CheckResult r = PartialSums(1, 0);
+  EXPECT_FIRST(r, "layers.0.attn.o_proj", "REDUCE");
+  EXPECT_NE(r.findings[0].evidence[0].find("equals what rank 1 put in alone"), std::string::npos);
+}
+TEST(CheckPartialSums, SumTimesAConstantIsNamedWithIt) {
+  const CheckResult r = PartialSums(2, 1);
+  EXPECT_FIRST(r, "layers.0.attn.o_proj", "REDUCE");
+  EXPECT_NE(r.findings[0].evidence[0].find("2 x the sum is nearest"), std::string::npos) << r.findings[0].evidence[0];
+}
+TEST(CheckPartialSums, ASmallShareOfAPartThatIsMissingIsNamed) {
+  EXPECT_FIRST(PartialSums(1, 0.999f), "layers.0.attn.o_proj", "REDUCE");
+}
+TEST(CheckPartialSums, RightSumIsRuledOut) { EXPECT_RULED_OUT(PartialSums(1, 1)); }
+TEST(CheckPartialSums, OneRankOfTwoIsNotTestable) {
+  const CheckResult r = PartialSums(1, 1, 1);
+  EXPECT_TRUE(r.findings.empty());
+  ASSERT_EQ(r.ledger.size(), 1u);
+  EXPECT_EQ(r.ledger[0].state, CheckState::kNotTestable);
+}
+
 CheckResult Stale(bool stale, bool embed = true) {
   SmallTrace t(1, Level::kStats);
   const uint64_t a = t.Request({1, 2, 3, 4, 5, 6});

@@ -1,5 +1,8 @@
 """Tensor parallel 2: both ranks' traces, heads put together, replicas, the reduction behind o_proj."""
 
+import json
+import re
+
 from conftest import assay_program, diff
 
 
@@ -24,6 +27,12 @@ def test_ReductionBehindOProjIsTheSumOfItsParts(parallel):
     """From sketches alone: sketch(o_proj) = sketch(rank 0's part) + sketch(rank 1's), to bf16's rounding."""
     code, out, err = assay_program("check", parallel.trace, "--json")
     assert code == 0, out[:3000] + err
+    (entry,) = [h for h in json.loads(out)["ruled_out"] if h["hypothesis"] == "reductions and shards"]
+    evidence = entry["evidence"] if isinstance(entry["evidence"], str) else "; ".join(entry["evidence"])
+    judged = int(re.search(r"partial_sums: (\d+) judged, all right", evidence)[1])
+    # Each segment of o_proj, on both ranks, and of the other reductions: embed, mlp.down, moe.out.
+    o_proj = [e for e in parallel.events() if e.site.endswith("attn.o_proj") and e.phase in ("prefill", "decode", "mixed")]
+    assert judged >= sum(len([s for s in e.segments if not s.padding]) for e in o_proj) > 0
     partial = [e for e in parallel.events() if e.site == "layers.2.attn.o_proj.partial"]
     assert {e.rank for e in partial} == {0, 1}
 
@@ -33,5 +42,5 @@ def test_PartsRecordedTwiceAreReplicas(parallel):
     digests = {}
     for e in parallel.events():
         if e.site == "layers.2.attn.o_proj" and e.phase == "decode":
-            digests.setdefault(e.step, set()).update((s.request, s.first_position, s.digest) for s in e.segments)
-    assert digests and all(len(found) == len({f[:2] for f in found}) for found in digests.values())
+            digests.setdefault(e.step, {})[e.rank] = [(s.request, s.first_position, s.digest) for s in e.segments]
+    assert digests and all(set(found) == {0, 1} and found[0] == found[1] for found in digests.values())
