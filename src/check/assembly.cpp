@@ -93,9 +93,27 @@ FirstBad Assembly::Merged(const Call& call) const {
   });
   const Suspicion& best = *said[0].second;
   FirstBad bad = best.bad;
+  // A later event may show the cause more sharply; where it begins is told by the earliest one.
+  const Suspicion* earliest = &best;
+  for (const auto& [check, s] : said) {
+    if (is_lse(s) == is_lse(&best) && s->event != kNoEvent && earliest->event != kNoEvent &&
+        capture_.Earlier(s->event, earliest->event))
+      earliest = s;
+  }
+  if (earliest != &best && earliest->local) {
+    bad.request = earliest->bad.request;
+    bad.positions = earliest->bad.positions;
+    bad.heads = earliest->bad.heads;
+    bad.ranks = earliest->bad.ranks;
+    bad.measured = earliest->bad.measured;
+    bad.bound = earliest->bad.bound;
+    bad.bound_basis = earliest->bad.bound_basis;
+  } else {
+    earliest = &best;
+  }
   if (bad.method.empty()) bad.method = "check: " + std::string(checks_[said[0].first]->name);
   if (best.event != kNoEvent) {
-    const auto info = capture_.Info(best.event);
+    const auto info = capture_.Info(earliest->event);
     if (bad.name.empty()) bad.name = info->name;
     if (bad.ranks.empty()) bad.ranks = {info->event.rank};
   }
@@ -107,8 +125,8 @@ FirstBad Assembly::Merged(const Call& call) const {
   for (size_t i = 1; i < said.size(); ++i) {
     const Suspicion& s = *said[i].second;
     if (is_lse(&s) != is_lse(&best)) continue;
-    const bool same_step = s.event != kNoEvent && best.event != kNoEvent &&
-                           capture_.trace().event(s.event).step() == capture_.trace().event(best.event).step();
+    const bool same_step = s.event != kNoEvent && earliest->event != kNoEvent &&
+                           capture_.trace().event(s.event).step() == capture_.trace().event(earliest->event).step();
     if (s.bad.cls == bad.cls && same_step && s.bad.request == bad.request) {
       AddAll(s.bad.heads, &bad.heads);
       bad.positions.insert(bad.positions.end(), s.bad.positions.begin(), s.bad.positions.end());
@@ -180,6 +198,10 @@ LedgerEntry Assembly::Entry(std::string_view name) const {
         std::none_of(standing_[i].begin(), standing_[i].end(), [&](const Standing& s) {
           return s.root && s.explained.empty() && (s.suspicion->hypothesis.empty() || s.suspicion->hypothesis == name);
         })) {
+      const auto& s = *std::find_if(standing_[i].begin(), standing_[i].end(),
+                                    [](const Standing& x) { return x.root && x.explained.empty(); });
+      untested.push_back(std::move(line) + ", which is " + std::string(s.suspicion->hypothesis));
+      if (entry.capture.empty()) entry.capture = "the same run with that mended";
       continue;
     }
     confirmed = confirmed || state == CheckState::kConfirmed;

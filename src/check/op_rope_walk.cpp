@@ -79,8 +79,13 @@ std::optional<Explanation> ExplainRowWalk(const Subject& s, const Rotation& r, c
   for (const RowWalk& walk : oracle::OtherWalks(*view, rows, s.actual().cols())) {
     const auto met = oracle::RowsThatMeet(*view, rows, walk);
     if (!met.ok() || !Fits(s, Walked(before, positions, r, *met))) continue;
-    return Explanation{fault_class::kStride, Described(walk, *view, *met), static_cast<double>(walk.row_stride),
-                       "row stride used, in elements; the tensor's is " + std::to_string(view->row_stride)};
+    // Rows turned by positions that are not theirs: no other form of rotation gives that. A step too short to hold such
+    // a row looks unrotated, so this outranks what is said there.
+    return Explanation{.cls = fault_class::kStride,
+                       .text = Described(walk, *view, *met),
+                       .constant = static_cast<double>(walk.row_stride),
+                       .meaning = "row stride used, in elements; the tensor's is " + std::to_string(view->row_stride),
+                       .rank = 3};
   }
   return std::nullopt;
 }

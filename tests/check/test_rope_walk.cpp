@@ -32,32 +32,46 @@ void Rotate(float* x, size_t size, int64_t row_stride, int64_t heads, const std:
   }
 }
 
-// Queries [T, H, 12] whose last 8 columns are rotated, keys the last 8 of rows of 24.
-CheckResult Recorded(int64_t q_stride, int64_t q_heads, int64_t k_stride, int64_t first_position = 0) {
-  SmallTrace t;
-  const uint64_t request = t.Request(std::vector<int64_t>(64, 7));
-  const std::vector<RowRun> rows = {{request, 0, kRows, first_position, false}};
+struct Kernel {
+  int64_t q_stride = kHeads * kHead, q_heads = kHeads, k_stride = 24;
+};
+
+// A step of one request: queries [T, H, 12] whose last 8 columns are rotated, keys the last 8 of rows of 24.
+void RecordStep(SmallTrace* t, int64_t step, RowRun run, const Kernel& kernel) {
+  const std::vector<RowRun> rows = {run};
+  const int64_t n = run.n_rows;
   std::vector<int64_t> positions;
-  for (int64_t i = 0; i < kRows; ++i) positions.push_back(first_position + i);
+  for (int64_t i = 0; i < n; ++i) positions.push_back(run.first_position + i);
   constexpr std::pair<std::string_view, std::string_view> kTheta{"rope.theta", "10000"},
       kPairing{"rope.pairing", "interleaved"};
 
-  std::vector<float> q = Noise(static_cast<size_t>(kRows * kHeads * kHead), 3), kv = Noise(kRows * 24, 4);
-  t.Record("layers.0.attn.q_proj", "T H d", {kRows, kHeads, kHead}, q, {.rows = rows});
-  t.Record("layers.0.attn.kv_a", "T c", {kRows, 24}, kv, {.rows = rows});
-  Rotate(q.data() + kNope, q.size() - kNope, q_stride, q_heads, positions);
-  Rotate(kv.data() + 16, kv.size() - 16, k_stride, 1, positions);
+  std::vector<float> q = Noise(static_cast<size_t>(n * kHeads * kHead), 3), kv = Noise(static_cast<size_t>(n) * 24, 4);
+  t->Record("layers.0.attn.q_proj", "T H d", {n, kHeads, kHead}, q, {.rows = rows, .step = step});
+  t->Record("layers.0.attn.kv_a", "T c", {n, 24}, kv, {.rows = rows, .step = step});
+  Rotate(q.data() + kNope, q.size() - kNope, kernel.q_stride, kernel.q_heads, positions);
+  Rotate(kv.data() + 16, kv.size() - 16, kernel.k_stride, 1, positions);
   const std::vector<float> q_pe(q.begin() + kNope, q.end()), k_pe(kv.begin() + 16, kv.end());
   // The whole, recorded ahead of its part, is not a second finding.
-  t.Record("layers.0.attn.q", "T H d", {kRows, kHeads, kHead}, q, {.rows = rows, .meta = {kTheta, kPairing}});
-  t.Record("layers.0.attn.q_pe", "T H d", {kRows, kHeads, kRope}, q_pe,
-           {.rows = rows, .strides = {kHeads * kHead, kHead, 1}, .meta = {kTheta, kPairing}});
-  t.Record("layers.0.attn.k_pe", "T H d", {kRows, 1, kRope}, k_pe,
-           {.rows = rows, .strides = {24, kRope, 1}, .meta = {kTheta, kPairing}});
-  const auto capture = t.Open();
+  t->Record("layers.0.attn.q", "T H d", {n, kHeads, kHead}, q,
+            {.rows = rows, .step = step, .meta = {kTheta, kPairing}});
+  t->Record("layers.0.attn.q_pe", "T H d", {n, kHeads, kRope}, q_pe,
+            {.rows = rows, .step = step, .strides = {kHeads * kHead, kHead, 1}, .meta = {kTheta, kPairing}});
+  t->Record("layers.0.attn.k_pe", "T H d", {n, 1, kRope}, k_pe,
+            {.rows = rows, .step = step, .strides = {24, kRope, 1}, .meta = {kTheta, kPairing}});
+}
+
+CheckResult Checked(SmallTrace* t) {
+  const auto capture = t->Open();
   auto result = RunChecks(*capture, {.only = {"rotation"}});
   EXPECT_TRUE(result.ok()) << result.status().message();
   return std::move(result).value();
+}
+
+CheckResult Recorded(int64_t q_stride, int64_t q_heads, int64_t k_stride, int64_t first_position = 0) {
+  SmallTrace t;
+  const uint64_t request = t.Request(std::vector<int64_t>(64, 7));
+  RecordStep(&t, 0, {request, 0, kRows, first_position, false}, {q_stride, q_heads, k_stride});
+  return Checked(&t);
 }
 
 TEST(RopeWalk, RightStridesHaveNoFinding) {
@@ -95,6 +109,22 @@ TEST(RopeWalk, RowsOfAWiderMatrixTakenForGaplessAreNamed) {
   EXPECT_EQ(r.findings[0].name, "layers.0.attn.k_pe");
   EXPECT_EQ(r.findings[0].cls, fault_class::kStride);
   EXPECT_EQ(r.findings[0].constant_value, kRope);
+}
+
+// The step of two rows is not turned at all, which a missing rotation would explain as well; the longer one tells.
+TEST(RopeWalk, StepTooShortToShowTheStrideIsExplainedByALongerOne) {
+  SmallTrace t;
+  const uint64_t a = t.Request(std::vector<int64_t>(64, 7)), b = t.Request(std::vector<int64_t>(64, 9));
+  const Kernel kernel{.k_stride = kRope};
+  RecordStep(&t, 0, {a, 0, 3, 0, false}, kernel);
+  RecordStep(&t, 1, {b, 0, kRows, 0, false}, kernel);
+  const CheckResult r = Checked(&t);
+  ASSERT_EQ(r.findings.size(), 1U);
+  EXPECT_EQ(r.findings[0].cls, fault_class::kStride);
+  EXPECT_EQ(r.findings[0].constant_value, kRope);
+  EXPECT_EQ(r.findings[0].step, 0);  // where it begins
+  EXPECT_EQ(r.findings[0].request, a);
+  EXPECT_EQ(r.findings[0].positions, (std::vector<std::pair<int64_t, int64_t>>{{1, 2}}));
 }
 
 }  // namespace
