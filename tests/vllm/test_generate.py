@@ -92,6 +92,17 @@ def test_ReleasedWeightsAreSaidToBePacked(compiled_on):
     assert [e.meta["weights"] for e in loaded] == ["loaded"] and loaded[0].phase == "load"
 
 
+def test_WhatAPathDoesNotHaveIsAbsentAndNotMissing(compiled_on, chunked):
+    mla, mha = compiled_on.notes(), chunked.notes()
+    assert "layers.*.attn.kv_write" not in {site for site, _ in mla}
+    for site in ("kv_write", "lse", "q_latent", "latent_out"):
+        assert "CPU_ATTN" in mha[f"layers.*.attn.{site}", "absent on this path"]
+        assert not any(e.site.endswith(f".attn.{site}") for e in chunked.events())
+    # Neither the decode kernel nor prefill without context gives one.
+    assert ("layers.*.attn.lse", "absent on this path") in mla
+    assert not any(e.site.endswith(".attn.lse") for e in compiled_on.events())
+
+
 def test_ValueOfMhaComesPadded(chunked):
     """kjv-mla-10m has values as wide as keys: nothing to pad."""
     assert chunked.events().processes[0].meta["attention.pad_v"] == "0"

@@ -21,6 +21,15 @@ ATTENTION = "vllm.model_executor.layers.attention.attention:Attention"
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
+WITHOUT_MLA = (
+    (("kv_write",), "writes its cache inside its kernel, in an order of its own"),
+    (("lse",), "returns no log-sum-exp"),
+    (("q_latent", "latent_out"), "attends over expanded keys and values"),
+    (("chunk.*.out", "chunk.*.lse"), "attends over all keys at once"),
+)
+"""Sites that attention without MLA does not have, and why."""
+
+
 def layer_of(name: str) -> int | None:
     """``model.layers.3.self_attn.attn`` -> 3."""
     found = _LAYER.search(name)
@@ -95,6 +104,9 @@ class Attention:
                 session.fact("attention.fa_version", version)
         if not hasattr(layer, "kv_lora_rank"):
             self._wrap(type(impl), "forward", before=self._enters, after=self._leaves)
+            for sites, why in WITHOUT_MLA:
+                for site in sites:
+                    session.absent(f"layers.*.attn.{site}", f"{layer.attn_backend.get_name()} {why}")
             return
         session.fact("attention.pad_v", int(bool(getattr(impl, "_pad_v", False))))
         self._wrap(type(impl), "forward_mqa", before=self._mqa_enters, after=self._mqa_leaves)
