@@ -1,5 +1,6 @@
 """Programs are written into a folder and run as a user would run them: `assay run -- python program.py`."""
 
+import functools
 import json
 import os
 import subprocess
@@ -42,21 +43,21 @@ class Outcome:
         }
 
 
-@pytest.fixture
-def run(tmp_path):
-    """run({"main.py": text, ...}, "--probes", "...") runs main.py attached."""
+@pytest.fixture(scope="session")
+def run_in():
+    """run_in(place, {"main.py": text, ...}, "--probes", "...") runs main.py of the folder place attached."""
 
-    def run(files, *options, env=None, folder=None):
+    def run(place, files, *options, env=None, folder=None):
         for name, text in files.items():
-            path = tmp_path / name
+            path = place / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        folder = folder or tmp_path / "trace"
-        report = tmp_path / "report.json"
+        folder = folder or place / "trace"
+        report = place / "report.json"
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1", **(env or {})}
         completed = subprocess.run(
             [BUILD / "assay", "run", "--dir", folder, "--json", report, *options, "--", sys.executable, "main.py"],
-            cwd=tmp_path,
+            cwd=place,
             env=environment,
             capture_output=True,
             text=True,
@@ -65,3 +66,9 @@ def run(tmp_path):
         return Outcome(completed, json.loads(report.read_text()) if report.exists() else None, folder)
 
     return run
+
+
+@pytest.fixture
+def run(run_in, tmp_path):
+    """run({"main.py": text, ...}, "--probes", "...") runs main.py attached, in a folder of its own."""
+    return functools.partial(run_in, tmp_path)
