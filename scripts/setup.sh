@@ -1,7 +1,7 @@
 #!/bin/bash
 # Installs what building or testing assay needs and this machine lacks; says what, and is quick when nothing is missing.
 #   scripts/setup.sh build     compiler, CMake, Ninja, header libraries: all that `make demo` needs
-#   scripts/setup.sh test      build, and GoogleTest and the Python packages of tests/requirements.txt in .venv
+#   scripts/setup.sh test      build, and ccache, GoogleTest, and the Python packages of tests/requirements.txt in .venv
 #   scripts/setup.sh vllm      test, and the real vLLM for CPU in .venv-vllm (3.5 GB)
 #   scripts/setup.sh bench     test, and Google Benchmark
 #   scripts/setup.sh fuzz      build, and Clang
@@ -26,6 +26,7 @@ missing_packages() {  # PACKAGE... -> those not there, one a line
       g++) command -v "${CXX:-g++}" >/dev/null || echo g++ ;;
       clang) command -v clang++ >/dev/null || compgen -c clang++- >/dev/null || echo clang ;;
       cmake) have_cmake || echo cmake ;;
+      ccache) command -v ccache >/dev/null || echo ccache ;;
       ninja-build) command -v ninja >/dev/null || echo ninja-build ;;
       *) have_package "$package" || echo "$package" ;;
     esac
@@ -85,7 +86,7 @@ install_vllm() {
 }
 
 build_packages=(g++ cmake ninja-build nlohmann-json3-dev libcli11-dev libfmt-dev libopenblas-dev)
-test_packages=("${build_packages[@]}" libgtest-dev python3 python3-venv)
+test_packages=("${build_packages[@]}" ccache libgtest-dev python3 python3-venv)
 
 case ${1:-} in
   build) install_packages "${build_packages[@]}" ;;

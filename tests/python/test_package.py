@@ -64,12 +64,14 @@ def test_version_is_the_projects():
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """A wheel of this checkout, out of the objects that the compiler cache or an earlier run left."""
+    """A wheel of this checkout, compiled as the build under test, so that the compiler cache has its objects."""
     out = tmp_path_factory.mktemp("wheel")
-    subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(out), str(ROOT)],
-        check=True,
-    )
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(out), str(ROOT)]
+    cache = Path(os.environ["ASSAY_LIBRARY"]) / "CMakeCache.txt"
+    alike = re.findall(r"^(CMAKE_C_COMPILER|CMAKE_CXX_COMPILER|ASSAY_WERROR):\w+=(.*)$", cache.read_text(), re.M)
+    for name, value in alike:
+        command += ["-C", f"cmake.define.{name}={value}"]
+    subprocess.run(command, check=True, timeout=1000)
     return next(out.glob("*.whl"))
 
 
