@@ -21,7 +21,7 @@ struct Options {
 
 int RunCheck(const Options& options) {
   if (options.list) {
-    std::fputs(CheckListText().c_str(), stdout);
+    std::fputs((options.json ? WriteJson(CheckListJson()) + "\n" : CheckListText()).c_str(), stdout);
     return kExitOk;
   }
   if (options.trace.empty()) return Fail("check", Status::Usage("TRACE is required: a trace folder or file"));
@@ -36,15 +36,9 @@ int RunCheck(const Options& options) {
   const std::string text = options.json ? WriteJson(CheckJson(*result, options.trace)) + "\n"
                                         : Printable(CheckText(*result, options.trace), true);
   std::fputs(text.c_str(), stdout);
-  for (const std::vector<Damage>& damages : {(*capture)->trace().damages(), (*capture)->trace().payload_damages()}) {
-    for (const Damage& d : damages) {
-      if (d.benign) continue;
-      std::fprintf(stderr, "assay check: damaged: %s at byte %llu: %s\n", d.file.c_str(),
-                   static_cast<unsigned long long>(d.offset), d.what.c_str());
-    }
-  }
+  const bool damaged = SayDamages("check", (*capture)->trace());
   if (!result->findings.empty()) return kExitDifference;
-  return result->coverage.damages > 0 ? kExitBadInput : kExitOk;
+  return damaged ? kExitBadInput : kExitOk;
 }
 
 }  // namespace
@@ -60,7 +54,7 @@ void AddCheckCommand(CLI::App& app, int* exit_code) {
       ->delimiter(',')
       ->allow_extra_args(false);
   command->add_flag("--list", options->list, "List the checks and what they need, and stop");
-  command->add_flag("--json", options->json, "JSON on stdout, schema assay.check/1");
+  command->add_flag("--json", options->json, "JSON on stdout, schema assay.check/1; with --list assay.checks/1");
   command->footer(
       "Each hypothesis is confirmed, ruled out or not testable, with numbers and with what to record to make it "
       "testable.\n"

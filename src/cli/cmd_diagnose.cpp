@@ -13,6 +13,7 @@
 #include "cli/recorded_command.h"
 #include "diagnose/diagnose.h"
 #include "report/diagnose_report.h"
+#include "report/text_table.h"
 #include "trace/reader.h"
 
 namespace assay::cli {
@@ -59,6 +60,8 @@ int RunDiagnose(const Options& options) {
   if (traces.empty() || traces.size() > 2)
     return Fail("diagnose", Status::Usage("one or two traces, or -- COMMAND, are expected"));
   auto a = Trace::Open(traces[0]);
+  if (options.live && !a.ok() && a.status().code() == Code::kBadInput)
+    return Fail("diagnose", Status::BadInput(kNothingRecorded));
   if (!a.ok()) return Fail("diagnose", a.status());
   Result<Diagnosis> diagnosis = Status::Internal("not run");
   Result<std::unique_ptr<Trace>> b = Status::Internal("not opened");
@@ -75,19 +78,10 @@ int RunDiagnose(const Options& options) {
   if (diagnosis->coverage.events == 0)
     return Fail("diagnose", Status::BadInput(traces.back() + " has no events: nothing can be judged"));
   const std::string text = options.json ? WriteJson(DiagnoseJson(*diagnosis, traces.back(), traces[0])) + "\n"
-                                        : DiagnoseText(*diagnosis, traces.back(), traces[0]);
+                                        : Printable(DiagnoseText(*diagnosis, traces.back(), traces[0]), true);
   std::fputs(text.c_str(), stdout);
   bool damaged = false;
-  for (const Trace* trace : judged) {
-    for (const std::vector<Damage>& damages : {trace->damages(), trace->payload_damages()}) {
-      for (const Damage& d : damages) {
-        if (d.benign) continue;
-        damaged = true;
-        std::fprintf(stderr, "assay diagnose: damaged: %s at byte %llu: %s\n", d.file.c_str(),
-                     static_cast<unsigned long long>(d.offset), d.what.c_str());
-      }
-    }
-  }
+  for (const Trace* trace : judged) damaged = SayDamages("diagnose", *trace) || damaged;
   if (!diagnosis->findings.empty()) return kExitDifference;
   if (damaged) return kExitBadInput;
   return diagnosis->compared && diagnosis->comparison == Verdict::kIncomparable ? kExitBadInput : kExitOk;

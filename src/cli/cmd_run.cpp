@@ -20,6 +20,7 @@
 #include "cli/recorded_command.h"
 #include "io/json.h"
 #include "probe/settings.h"
+#include "report/text_table.h"
 #include "trace/reader.h"
 
 namespace assay::cli {
@@ -154,11 +155,7 @@ std::string ToText(const RunReport& report, const RunOptions& options, bool to_s
   for (const std::string& problem : report.problems) line(problem);
   if (to_stderr) return text;
   if (report.processes.empty()) {
-    line(
-        "nothing was recorded: the command opened no recording. It must run torch in a Python that assay attaches to, "
-        "or "
-        "use the C interface (assay_open) or the "
-        "Python package (assay.trace)");
+    line(kNothingRecorded);
     return text;
   }
   for (const std::string& folder : report.folders) line("trace " + folder);
@@ -176,8 +173,9 @@ std::string ToText(const RunReport& report, const RunOptions& options, bool to_s
           note.reason != "unwritten" && !(note.reason == "never fired" && probe)) {
         continue;
       }
-      line(fmt::format("    {}: {}{}{}", note.site, note.reason, note.count != 0 ? fmt::format(" {}", note.count) : "",
-                       note.detail.empty() ? "" : " (" + note.detail + ")"));
+      line(fmt::format("    {}: {}{}{}", OneLine(note.site), note.reason,
+                       note.count != 0 ? fmt::format(" {}", note.count) : "",
+                       note.detail.empty() ? "" : " (" + OneLine(note.detail) + ")"));
     }
     if (attached != 0) line(fmt::format("    attached at {} place(s)", attached));
     if (silent != 0) line(fmt::format("    {} site(s) never fired", silent));

@@ -5,12 +5,14 @@
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "check/weights_audit.h"
 #include "cli/commands.h"
 #include "cli/exit_codes.h"
 #include "quant/export.h"
 #include "quant/weight_source.h"
+#include "report/text_table.h"
 #include "report/weights_report.h"
 #include "trace/reader.h"
 
@@ -22,6 +24,18 @@ struct Options {
   int threads = 0;
   bool json = false, all = false;
 };
+
+bool AnyCompared(const std::vector<MemoryCheck>& memory) {
+  return std::any_of(memory.begin(), memory.end(), [](const MemoryCheck& c) { return !c.checkpoint.empty(); });
+}
+
+// Nothing was held against the checkpoint: that says nothing of the weights in memory, and is no success.
+Status NothingCompared(const std::vector<MemoryCheck>& memory, const Options& options) {
+  std::string why = options.trace + ": no weight in memory could be compared with the checkpoint: ";
+  if (memory.empty()) return Status::BadInput(why + "it holds none (phase load, level payload)");
+  why += std::to_string(memory.size()) + " were recorded, ";
+  return Status::BadInput(why + "the first, " + memory[0].name + ", was not: " + memory[0].note);
+}
 
 Status Weights(const Options& options, int* exit_code) {
   ASSAY_ASSIGN_OR_RETURN(const auto source, WeightSource::Open(options.checkpoint));
@@ -44,10 +58,12 @@ Status Weights(const Options& options, int* exit_code) {
   audit.threads = options.threads;
   ASSAY_ASSIGN_OR_RETURN(const WeightsResult result, AuditWeights(*source, trace.get(), audit));
   const std::string text = options.json ? WriteJson(WeightsJson(result, options.checkpoint, options.trace)) + "\n"
-                                        : WeightsText(result, options.all);
+                                        : Printable(WeightsText(result, options.all), true);
   std::fputs(text.c_str(), stdout);
   *exit_code = result.findings.empty() ? kExitOk : kExitDifference;
-  return {};
+  if (trace == nullptr || !result.findings.empty()) return {};
+  if (SayDamages("weights", *trace)) *exit_code = kExitBadInput;
+  return AnyCompared(result.memory) ? Status() : NothingCompared(result.memory, options);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "base/status.h"
+#include "trace/reader.h"
 
 namespace assay::cli {
 
@@ -16,7 +17,9 @@ inline constexpr int kExitInternal = 5;     // a fault of assay itself; please r
 // Codes of Status are the exit codes (base/status.h).
 inline int ExitCodeOf(const Status& status) { return static_cast<int>(status.code()); }
 
-// Prints "assay COMMAND: message" on stderr and gives the exit code.
+// Prints "assay COMMAND: message" on stderr, control characters escaped, and gives the exit code.
 int Fail(const char* command, const Status& status);
+// Prints a line for each damaged record or payload that matters (torn tails do not); false: there is none.
+bool SayDamages(const char* command, const Trace& trace);
 
 }  // namespace assay::cli

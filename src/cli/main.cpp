@@ -16,13 +16,27 @@
 #include "base/version.h"
 #include "cli/commands.h"
 #include "cli/exit_codes.h"
+#include "report/text_table.h"
 #include "stats/measure.h"
 
 namespace assay::cli {
 
 int Fail(const char* command, const Status& status) {
-  std::fprintf(stderr, "assay %s: %s\n", command, status.message().c_str());
+  std::fprintf(stderr, "assay %s: %s\n", command, Printable(status.message(), true).c_str());
   return ExitCodeOf(status);
+}
+
+bool SayDamages(const char* command, const Trace& trace) {
+  bool any = false;
+  for (const std::vector<Damage>& damages : {trace.damages(), trace.payload_damages()}) {
+    for (const Damage& d : damages) {
+      if (d.benign) continue;
+      any = true;
+      std::fprintf(stderr, "assay %s: damaged: %s at byte %llu: %s\n", command, d.file.c_str(),
+                   static_cast<unsigned long long>(d.offset), Printable(d.what, false).c_str());
+    }
+  }
+  return any;
 }
 
 namespace {

@@ -11,13 +11,8 @@ namespace assay {
 
 Json CheckJson(const CheckResult& result, const std::string& path);
 std::string CheckText(const CheckResult& result, const std::string& path);
-// {"first_bad": {…}}: the common form of a finding, with "constant" null or {"value", "meaning"}.
-Json CheckFindingJson(const FirstBad& finding);
-// The ledger as the two lists "ruled_out" and "not_testable" of an object (and "confirmed").
-void AddLedgerJson(const std::vector<LedgerEntry>& ledger, Json* out);
-// A finding in lines of text; the first one is called the first wrong tensor.
-std::string FindingText(const FirstBad& finding, bool first);
-// Names, hypotheses and needs of all checks, as a table.
+// Names, hypotheses, what holds and needs of all checks: schema assay.checks/1, and a table.
+Json CheckListJson();
 std::string CheckListText();
 
 }  // namespace assay

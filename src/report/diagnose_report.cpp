@@ -1,10 +1,8 @@
 #include "report/diagnose_report.h"
 
-#include <algorithm>
-#include <cstdio>
-
 #include "base/version.h"
-#include "report/check_report.h"
+#include "report/finding_report.h"
+#include "report/text_table.h"
 
 namespace assay {
 namespace {
@@ -32,10 +30,8 @@ Json DiagnoseJson(const Diagnosis& d, const std::string& trace, const std::strin
   j["compared_with"] = d.compared ? Json(other) : Json(nullptr);
   j["verdict"] = Verdicted(d);
   j["comparison"] = d.compared ? Json(NameOf(d.comparison)) : Json(nullptr);
-  j["findings"] = Json::array();
-  for (const FirstBad& f : d.findings) j["findings"].push_back(CheckFindingJson(f));
-  j["consequences"] = Json::array();
-  for (const FirstBad& f : d.consequences) j["consequences"].push_back(CheckFindingJson(f));
+  j["findings"] = FindingsJson(d.findings);
+  j["consequences"] = FindingsJson(d.consequences);
   j["confirmed"] = Json::array();
   j["ruled_out"] = Json::array();
   j["not_testable"] = Json::array();
@@ -51,34 +47,15 @@ Json DiagnoseJson(const Diagnosis& d, const std::string& trace, const std::strin
       j[e.state == CheckState::kConfirmed ? "confirmed" : "ruled_out"].push_back(std::move(entry));
     }
   }
-  Json coverage;
-  coverage["events"] = d.coverage.events;
-  coverage["sites"] = d.coverage.sites;
-  coverage["processes"] = d.coverage.processes;
-  coverage["payloads"] = d.coverage.payloads;
-  coverage["checks_run"] = d.coverage.checks_run;
-  coverage["results_judged"] = d.coverage.results_judged;
-  coverage["results_not_judged"] = d.coverage.results_not_judged;
-  j["coverage"] = std::move(coverage);
+  j["coverage"] = CoverageJson(d.coverage, "checks_run");
   return j;
 }
 
 std::string DiagnoseText(const Diagnosis& d, const std::string& trace, const std::string& other) {
   std::string out = "trace      " + trace + "\n";
-  if (d.compared) out += "against    " + other + ": " + NameOf(d.comparison) + ", " + d.comparison_summary + "\n";
-  out += "\n";
-  for (const LedgerEntry& e : d.ledger) {
-    char head[80];
-    std::snprintf(head, sizeof head, "%-26s %-13s ", e.hypothesis.c_str(), std::string(NameOf(e.state)).c_str());
-    out += head;
-    for (size_t i = 0; i < std::max<size_t>(e.evidence.size(), 1); ++i) {
-      if (i > 0) out += std::string(41, ' ');
-      out += (e.evidence.empty() ? "" : e.evidence[i]) + "\n";
-    }
-    if (e.state == CheckState::kNotTestable && !e.capture.empty())
-      out += std::string(41, ' ') + "to test it: " + e.capture + "\n";
-  }
-  out += "\n";
+  // The summary says the verdict of the comparison first.
+  if (d.compared) out += "against    " + other + ": " + OneLine(d.comparison_summary) + "\n";
+  out += "\n" + LedgerText(d.ledger) + "\n";
   if (d.findings.empty()) {
     out += d.judged ? "verdict: no fault found in what was recorded\n"
                     : "verdict: nothing could be judged, see above what to capture\n";

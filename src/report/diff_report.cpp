@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/version.h"
+#include "report/finding_report.h"
 #include "report/text_table.h"
 
 namespace assay {
@@ -13,42 +14,16 @@ constexpr size_t kNotesShown = 12;
 constexpr size_t kNamesShown = 12;
 constexpr size_t kSitesAround = 6;
 
-Json ArrayOf(const std::vector<std::string>& values) {
-  Json out = Json::array();
-  for (const std::string& value : values) out.push_back(value);
-  return out;
-}
-
 double ShareOf(uint64_t part, uint64_t whole) {
   return whole == 0 ? 0 : static_cast<double>(part) / static_cast<double>(whole);
 }
 
-std::string Joined(const std::vector<int32_t>& values) {
-  std::string out;
-  for (size_t i = 0; i < values.size(); ++i) {
-    if (i > 0) out += ',';
-    out += std::to_string(values[i]);
-  }
-  return out;
-}
-
 void AppendFinding(const FirstBad& f, bool first, std::string* out) {
-  *out += (first ? "first wrong tensor: " : "also: ") + f.name + "\n";
-  std::string where;
-  auto add = [&](const std::string& name, const std::string& value) {
-    if (!value.empty()) where += (where.empty() ? "" : ", ") + name + " " + value;
-  };
-  add("step", f.step >= 0 ? std::to_string(f.step) : "");
-  add("request", f.request != 0 ? HexKey(f.request) : "");
-  add("positions", RangesText(f.positions));
-  add("heads", Joined(f.heads));
-  add("ranks", Joined(f.ranks));
-  if (!where.empty()) *out += "  where     " + where + "\n";
-  *out += "  class     " + f.cls + (f.constant.empty() ? "" : ", " + f.constant) + "\n";
+  *out += FindingHead(f, first);
+  *out += "  class     " + f.cls + (f.constant.empty() ? "" : ", " + OneLine(f.constant)) + "\n";
   *out += "  measured  " + ShortNumber(f.measured) + " relative L2, bound " + ShortNumber(f.bound) + "\n";
-  *out += "  bound     " + f.bound_basis + "\n";
-  *out += "  method    " + f.method + ", confidence " + ShortNumber(f.confidence) + "\n";
-  for (const std::string& line : f.evidence) *out += "  evidence  " + line + "\n";
+  *out += "  bound     " + OneLine(f.bound_basis) + "\n";
+  *out += FindingTail(f);
 }
 
 Json PayloadJson(const PayloadDifference& p) {
@@ -72,33 +47,6 @@ Json PayloadJson(const PayloadDifference& p) {
 
 }  // namespace
 
-Json FindingJson(const FirstBad& f) {
-  Json j;
-  j["name"] = f.name;
-  j["layer"] = f.layer;
-  j["step"] = f.step;
-  j["request"] = HexKey(f.request);
-  j["positions"] = Json::array();
-  for (const auto& [first, last] : f.positions) {
-    Json range = Json::array();
-    range.push_back(first);
-    range.push_back(last);
-    j["positions"].push_back(std::move(range));
-  }
-  j["heads"] = f.heads;
-  j["ranks"] = f.ranks;
-  j["rank"] = f.ranks.empty() ? Json(nullptr) : Json(f.ranks[0]);
-  j["class"] = f.cls;
-  j["constant"] = f.constant;
-  j["measured"] = JsonNumber(f.measured);
-  j["bound"] = JsonNumber(f.bound);
-  j["bound_basis"] = f.bound_basis;
-  j["method"] = f.method;
-  j["confidence"] = JsonNumber(f.confidence);
-  j["evidence"] = ArrayOf(f.evidence);
-  return j;
-}
-
 Json DiffJson(const DiffResult& r, const std::string& path_a, const std::string& path_b) {
   Json j;
   j["schema"] = "assay.diff/1";
@@ -121,9 +69,9 @@ Json DiffJson(const DiffResult& r, const std::string& path_a, const std::string&
   coverage["rows_only_a"] = c.rows_only_a;
   coverage["rows_only_b"] = c.rows_only_b;
   coverage["rows_set_aside"] = c.rows_set_aside;
-  coverage["only_a"] = ArrayOf(c.only_a);
-  coverage["only_b"] = ArrayOf(c.only_b);
-  coverage["notes"] = ArrayOf(c.notes);
+  coverage["only_a"] = StringsJson(c.only_a);
+  coverage["only_b"] = StringsJson(c.only_b);
+  coverage["notes"] = StringsJson(c.notes);
   j["coverage"] = std::move(coverage);
   j["near_ties"] = Json::array();
   for (const NearTie& t : r.near_ties) {
@@ -155,7 +103,7 @@ Json DiffJson(const DiffResult& r, const std::string& path_a, const std::string&
 }
 
 std::string DiffText(const DiffResult& r, const std::string& path_a, const std::string& path_b, bool all_sites) {
-  std::string out = "A " + path_a + "\nB " + path_b + "\n\n" + r.summary + "\n\n";
+  std::string out = "A " + path_a + "\nB " + path_b + "\n\n" + OneLine(r.summary) + "\n\n";
   for (size_t i = 0; i < r.findings.size() && i < kFindingsShown; ++i) {
     AppendFinding(r.findings[i], i == 0, &out);
     out += "\n";
@@ -206,7 +154,7 @@ std::string DiffText(const DiffResult& r, const std::string& path_a, const std::
     out += std::string("only in ") + side + ": ";
     for (size_t i = 0; i < list.size() && i < kNamesShown; ++i) {
       if (i > 0) out += ", ";
-      out += list[i];
+      out += OneLine(list[i]);
     }
     if (list.size() > kNamesShown) out += " and " + std::to_string(list.size() - kNamesShown) + " more";
     out += "\n";
@@ -214,11 +162,11 @@ std::string DiffText(const DiffResult& r, const std::string& path_a, const std::
   names("A", c.only_a);
   names("B", c.only_b);
   if (!r.near_ties.empty()) {
-    out += "near ties: " + std::to_string(r.near_ties.size()) + ", first " + r.near_ties[0].name + " at position " +
-           std::to_string(r.near_ties[0].position) + " (margin " + ShortNumber(r.near_ties[0].margin) + ", bound " +
-           ShortNumber(r.near_ties[0].bound) + ")\n";
+    out += "near ties: " + std::to_string(r.near_ties.size()) + ", first " + OneLine(r.near_ties[0].name) +
+           " at position " + std::to_string(r.near_ties[0].position) + " (margin " +
+           ShortNumber(r.near_ties[0].margin) + ", bound " + ShortNumber(r.near_ties[0].bound) + ")\n";
   }
-  for (size_t i = 0; i < c.notes.size() && i < kNotesShown; ++i) out += "note: " + c.notes[i] + "\n";
+  for (size_t i = 0; i < c.notes.size() && i < kNotesShown; ++i) out += "note: " + OneLine(c.notes[i]) + "\n";
   if (c.notes.size() > kNotesShown) {
     out += "note: " + std::to_string(c.notes.size() - kNotesShown) + " more, see --json\n";
   }

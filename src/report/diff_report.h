@@ -10,8 +10,6 @@
 namespace assay {
 
 Json DiffJson(const DiffResult& result, const std::string& path_a, const std::string& path_b);
-// The common form of a finding, in every command's JSON.
-Json FindingJson(const FirstBad& finding);
 // all_sites: every site compared; else those around the first wrong one.
 std::string DiffText(const DiffResult& result, const std::string& path_a, const std::string& path_b, bool all_sites);
 

@@ -310,9 +310,9 @@ std::string ShowText(const Trace& trace, const ShowModel& model, bool wide) {
     for (const CoverageNote& note : process.coverage) {
       // Nothing is lost where a probe was placed and fired; a limit that it is under is worth a line.
       if ((note.reason == "attached" && note.detail.empty()) || note.reason == "fired") continue;
-      losses += "  " + note.site + ": " + note.reason +
+      losses += "  " + OneLine(note.site) + ": " + note.reason +
                 (note.count > 0 ? " (" + std::to_string(note.count) + ")" : "") +
-                (note.detail.empty() ? "" : ", " + note.detail) + "\n";
+                (note.detail.empty() ? "" : ", " + OneLine(note.detail)) + "\n";
     }
     if (process.dropped > 0)
       losses += "  " + process.file + ": " + std::to_string(process.dropped) + " events dropped\n";

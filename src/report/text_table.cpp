@@ -15,16 +15,7 @@ size_t WidthOf(const std::string& text) {
 }  // namespace
 
 void TextTable::Add(std::vector<std::string> cells) {
-  constexpr size_t kMaxBytes = 1000;  // of a cell: longer names are a slip of the host's
-  for (std::string& cell : cells) {
-    if (cell.size() > kMaxBytes) {
-      size_t end = kMaxBytes;
-      while (end > 0 && (cell[end] & 0xc0) == 0x80) --end;  // not inside a UTF-8 sequence
-      cell.resize(end);
-      cell += "…";
-    }
-    cell = Printable(cell, false);
-  }
+  for (std::string& cell : cells) cell = OneLine(cell);
   rows_.push_back(std::move(cells));
 }
 
@@ -69,6 +60,13 @@ std::string Printable(std::string_view text, bool newlines) {
     }
   }
   return out;
+}
+
+std::string OneLine(std::string_view text) {
+  if (text.size() <= kMaxLineBytes) return Printable(text, false);
+  size_t end = kMaxLineBytes;
+  while (end > 0 && (text[end] & 0xc0) == 0x80) --end;  // not inside a UTF-8 sequence
+  return Printable(text.substr(0, end), false) + "…";
 }
 
 std::string ShortNumber(double value) {

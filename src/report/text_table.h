@@ -1,6 +1,7 @@
 // Columns of text, aligned with spaces. For terminals and logs; programs read the JSON.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -28,6 +29,9 @@ class TextTable {
 // Control characters as \n, \t or \x1b: names come from hosts and may hold anything, terminals obey it. newlines: those
 // stay, for text of several lines.
 std::string Printable(std::string_view text, bool newlines);
+// The same on one line, cut behind kMaxLineBytes: longer names are a slip of the host's.
+inline constexpr size_t kMaxLineBytes = 1000;
+std::string OneLine(std::string_view text);
 
 // Numbers as the tables show them: "1.23e-05", "0", "NaN".
 std::string ShortNumber(double value);

@@ -5,7 +5,7 @@
 #include <map>
 
 #include "base/version.h"
-#include "report/diff_report.h"
+#include "report/finding_report.h"
 #include "report/text_table.h"
 
 namespace assay {
@@ -49,15 +49,6 @@ std::string Mebibytes(uint64_t bytes) {
   return text;
 }
 
-void AppendFinding(const FirstBad& bad, bool first, std::string* out) {
-  *out += (first ? "first wrong weight: " : "also: ") + bad.name;
-  if (!bad.ranks.empty()) *out += ", rank " + std::to_string(bad.ranks[0]);
-  *out += "\n  class     " + bad.cls;
-  if (!std::isnan(bad.constant_value)) *out += ", " + ShortNumber(bad.constant_value) + " (" + bad.constant + ")";
-  *out += "\n  method    " + bad.method + ", confidence " + ShortNumber(bad.confidence) + "\n";
-  for (const std::string& line : bad.evidence) *out += "  evidence  " + line + "\n";
-}
-
 void AppendFormats(const WeightsResult& result, std::string* out) {
   struct Sum {
     uint64_t weights = 0, elements = 0, bytes = 0;
@@ -87,16 +78,7 @@ Json WeightsJson(const WeightsResult& result, const std::string& checkpoint, con
   j["version"] = ASSAY_VERSION;
   j["checkpoint"] = checkpoint;
   j["trace"] = trace.empty() ? Json(nullptr) : Json(trace);
-  j["findings"] = Json::array();
-  for (const FirstBad& bad : result.findings) {
-    Json finding;
-    Json& first_bad = finding["first_bad"] = FindingJson(bad);
-    first_bad["constant"] = nullptr;
-    if (!std::isnan(bad.constant_value)) {
-      first_bad["constant"] = {{"value", JsonNumber(bad.constant_value)}, {"meaning", bad.constant}};
-    }
-    j["findings"].push_back(std::move(finding));
-  }
+  j["findings"] = FindingsJson(result.findings);
   j["weights"] = Json::array();
   for (const WeightAudit& audit : result.weights) {
     Json weight;
@@ -130,7 +112,7 @@ Json WeightsJson(const WeightsResult& result, const std::string& checkpoint, con
 
 std::string WeightsText(const WeightsResult& result, bool all) {
   std::string out;
-  for (size_t i = 0; i < result.findings.size(); ++i) AppendFinding(result.findings[i], i == 0, &out);
+  for (size_t i = 0; i < result.findings.size(); ++i) out += FindingText(result.findings[i], i == 0, "weight");
   if (!result.findings.empty()) out += "\n";
   AppendFormats(result, &out);
   if (all) {
@@ -158,10 +140,11 @@ std::string WeightsText(const WeightsResult& result, bool all) {
            " different, " + std::to_string(skipped) + " not compared\n";
     for (const MemoryCheck& check : result.memory) {
       if (!check.note.empty())
-        out += "  not compared: " + check.name + ", rank " + std::to_string(check.rank) + ": " + check.note + "\n";
+        out += "  not compared: " + OneLine(check.name) + ", rank " + std::to_string(check.rank) + ": " +
+               OneLine(check.note) + "\n";
     }
   }
-  for (const std::string& note : result.notes) out += "note: " + note + "\n";
+  for (const std::string& note : result.notes) out += "note: " + OneLine(note) + "\n";
   if (result.findings.empty()) out += "nothing wrong found\n";
   return out;
 }

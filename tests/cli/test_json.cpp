@@ -109,6 +109,11 @@ TEST_F(JsonPage, Check) {
   EXPECT_EQ(run.exit_code, 0) << run.err;
   ExpectDocumented(run.out, "assay.check/1");
 }
+TEST_F(JsonPage, CheckList) {
+  const Output run = RunAssay({"check", "--list", "--json"});
+  EXPECT_EQ(run.exit_code, 0) << run.err;
+  ExpectDocumented(run.out, "assay.checks/1");
+}
 TEST_F(JsonPage, Diagnose) {
   const Output one = RunAssay({"diagnose", folder_ + "/b", "--json"});
   EXPECT_EQ(one.exit_code, 1) << one.err;

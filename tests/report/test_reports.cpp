@@ -7,6 +7,7 @@
 
 #include "compare/toy_model.h"
 #include "report/diff_report.h"
+#include "report/finding_report.h"
 #include "report/show_report.h"
 #include "report/sites_report.h"
 #include "sites/site_table.h"
@@ -68,6 +69,42 @@ TEST(DiffText, NamesTheTensorItsPlaceAndItsBound) {
                            "<- first wrong", "3 of 4 common sites"}) {
     EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
   }
+}
+
+TEST(FindingText, NamesOfAHostStayOnOneLineOfBoundedLength) {
+  FirstBad f;
+  f.name = "evil\x1b[2J\nfirst wrong tensor: other" + std::string(100000, 'x');
+  f.cls = "KERNEL";
+  f.constant_value = 2;
+  f.constant = "used / expected";
+  f.evidence = {"two\nlines"};
+  for (const std::string& text : {FindingText(f, true), FindingText(f, false, "weight")}) {
+    EXPECT_LT(text.size(), 3000u);
+    EXPECT_EQ(text.find('\x1b'), std::string::npos);
+    EXPECT_NE(text.find("\\x1b[2J\\nfirst"), std::string::npos) << text;
+    EXPECT_NE(text.find("KERNEL, 2: used / expected"), std::string::npos) << text;
+    EXPECT_NE(text.find("two\\nlines"), std::string::npos) << text;
+  }
+}
+
+TEST(LedgerText, SaysWhatToRecordForWhatIsNotTestable) {
+  const std::string text = LedgerText({{"rope", CheckState::kRuledOut, {"12 results", "0.1 of the bound"}, ""},
+                                       {"moe", CheckState::kNotTestable, {}, "record moe.router_logits"}});
+  EXPECT_EQ(text,
+            "hypothesis  state         evidence\n"
+            "rope        ruled out     12 results\n"
+            "                          0.1 of the bound\n"
+            "moe         not testable  to test it: record moe.router_logits\n");
+}
+
+TEST(FindingsJson, ConstantIsANumberWithItsMeaningOrNull) {
+  FirstBad plain, scaled;
+  scaled.constant_value = 0.5;
+  scaled.constant = "scale used / declared";
+  const Json j = FindingsJson({plain, scaled});
+  EXPECT_TRUE(j[0]["first_bad"]["constant"].is_null());
+  EXPECT_EQ(j[1]["first_bad"]["constant"]["value"], 0.5);
+  EXPECT_EQ(j[1]["first_bad"]["constant"]["meaning"], "scale used / declared");
 }
 
 TEST(SitesJson, HasEverySiteWithItsInputs) {

@@ -55,5 +55,14 @@ TEST(TextTable, ControlCharactersOfNamesDoNotReachTheTerminal) {
   EXPECT_EQ(Printable("x\ny\x1b", true), "x\ny\\x1b");
 }
 
+TEST(OneLine, EscapesControlCharactersAndCutsBetweenCharacters) {
+  EXPECT_EQ(OneLine("a\nb\x1b[2J"), "a\\nb\\x1b[2J");
+  const std::string whole(kMaxLineBytes, 'x');
+  EXPECT_EQ(OneLine(whole), whole);
+  EXPECT_EQ(OneLine(whole + "y"), whole + "…");
+  const std::string almost(kMaxLineBytes - 1, 'x');
+  EXPECT_EQ(OneLine(almost + "ü"), almost + "…");  // its second byte does not fit
+}
+
 }  // namespace
 }  // namespace assay

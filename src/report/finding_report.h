@@ -1,0 +1,36 @@
+// What several commands print alike: findings, and the ledger of hypotheses. diff, check, diagnose and weights put
+// their own documents and tables around it. Nothing is decided here.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "check/check.h"
+#include "finding/finding.h"
+#include "io/json.h"
+
+namespace assay {
+
+// ---- JSON (docs/json.md) ----
+
+Json StringsJson(const std::vector<std::string>& lines);
+// The fields of a finding; "constant" is a sentence, as in assay.diff/1.
+Json FindingJson(const FirstBad& finding);
+// [{"first_bad": {…}}]: the fields of a finding, "constant" null or {"value", "meaning"}.
+Json FindingsJson(const std::vector<FirstBad>& findings);
+// What the trace holds and how much of it was judged. checks_key: the document's name for the number of checks.
+Json CoverageJson(const CheckCoverage& coverage, const std::string& checks_key);
+
+// ---- text ----
+
+// "first wrong tensor: NAME" or "also: NAME", and below it where in it, as far as that is known.
+std::string FindingHead(const FirstBad& finding, bool first, std::string_view kind = "tensor");
+// Method, confidence and evidence, a line each.
+std::string FindingTail(const FirstBad& finding);
+// A whole finding: head, class and constant, measured and bound, tail.
+std::string FindingText(const FirstBad& finding, bool first, std::string_view kind = "tensor");
+// A table of hypotheses; what is not testable says what to record.
+std::string LedgerText(const std::vector<LedgerEntry>& ledger);
+
+}  // namespace assay
