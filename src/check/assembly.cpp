@@ -1,6 +1,7 @@
 #include "check/assembly.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <map>
 
@@ -11,14 +12,23 @@ constexpr size_t kMaxEvidence = 12;
 
 // Hypotheses that have no check of their own: whose right results speak against them, or what would.
 struct Implied {
-  std::string_view hypothesis, check, text, capture;
-  bool rules_out;
+  std::string_view hypothesis;
+  std::array<std::string_view, 2> checks;
+  std::string_view text, capture;
+  bool of_weights;  // a result that no cause was found for may be a weight's fault
 };
 constexpr Implied kImplied[] = {
-    {hypothesis::kPadding, "attention", "results follow from the rows of their requests alone",
-     "attention with its operands, padding rows marked as padding", true},
-    {hypothesis::kWeights, "linear", "weights in memory were not held against a checkpoint",
-     "NAME.weight in phase load, then assay weights CHECKPOINT --trace TRACE", false},
+    {hypothesis::kPadding,
+     {"attention", ""},
+     "results follow from the rows of their requests alone",
+     "attention with its operands, padding rows marked as padding",
+     false},
+    {hypothesis::kWeights,
+     {"linear", "norms"},
+     "results follow from weights as they lie in memory",
+     "NAME.weight in phase load beside inputs and results of linear layers and norms; assay weights CHECKPOINT --trace "
+     "TRACE for the values",
+     true},
 };
 
 std::string CallKey(std::string_view name) {
@@ -184,6 +194,17 @@ std::string Assembly::Line(size_t check, CheckState* state) const {
   return line;
 }
 
+std::string Assembly::WeightsRecorded() const {
+  size_t n = 0;
+  for (const std::string& name : capture_.Names()) {
+    const std::span<const EventId> events = capture_.EventsOf(name);
+    n += name.ends_with(".weight") && !events.empty() && capture_.trace().event(events[0]).phase() == Phase::kLoad;
+  }
+  return std::to_string(n) +
+         " weights were recorded; `assay weights CHECKPOINT --trace TRACE` holds them against the "
+         "checkpoint";
+}
+
 LedgerEntry Assembly::Entry(std::string_view name) const {
   LedgerEntry entry;
   entry.hypothesis = name;
@@ -221,18 +242,27 @@ LedgerEntry Assembly::Entry(std::string_view name) const {
   }
   for (const Implied& implied : kImplied) {
     if (implied.hypothesis != name || confirmed) continue;
+    std::string unexplained;
     for (size_t i = 0; i < checks_.size(); ++i) {
-      if (checks_[i]->name != implied.check) continue;
-      const uint64_t n = reports_[i].n_right();
-      ruled_out = ruled_out || (n > 0 && implied.rules_out);
-      if (n > 0 && implied.rules_out)
-        entry.evidence.push_back(std::string(implied.check) + ": " + std::to_string(n) + " " +
-                                 std::string(implied.text));
+      if (std::find(implied.checks.begin(), implied.checks.end(), checks_[i]->name) == implied.checks.end()) continue;
+      const CheckReport& r = reports_[i];
+      for (const Standing& s : standing_[i]) {
+        if (implied.of_weights && s.root && s.explained.empty() && s.suspicion->rank <= 1) unexplained = s.name;
+      }
+      if (r.n_right() == 0) continue;
+      ruled_out = true;
+      entry.evidence.push_back(std::string(checks_[i]->name) + ": " + std::to_string(r.n_right()) + " " +
+                               std::string(implied.text) + ", at most " + Short(r.worst_share_) + " of the bound");
     }
-    if (!ruled_out) {
-      untested.push_back(implied.rules_out ? "nothing was judged that would show it" : std::string(implied.text));
-      entry.capture = implied.capture;
+    if (!unexplained.empty()) {
+      ruled_out = false;
+      untested.push_back(unexplained + " does not follow from its weight, and why is not known");
+    } else if (ruled_out && implied.of_weights) {
+      entry.evidence.push_back(WeightsRecorded());
+    } else if (!ruled_out) {
+      untested.emplace_back("nothing was judged that would show it");
     }
+    if (!ruled_out) entry.capture = implied.capture;
   }
   entry.state = confirmed ? CheckState::kConfirmed : ruled_out ? CheckState::kRuledOut : CheckState::kNotTestable;
   if (entry.state != CheckState::kRuledOut || entry.evidence.empty()) AddAll(untested, &entry.evidence);

@@ -26,6 +26,8 @@ class Assembly {
 
   std::vector<Call> Calls() const;
   FirstBad Merged(const Call& call) const;
+  // How many weights the trace has, and what judges their values.
+  std::string WeightsRecorded() const;
   LedgerEntry Entry(std::string_view hypothesis) const;
   std::string Line(size_t check, CheckState* state) const;
 

@@ -337,7 +337,7 @@ def _(rec, rng, bad):
     normed(rec, rng, {"eps": 1e-6}, lambda x, w: nx.rms_norm(x, w + bad))
 
 
-@fault("weight of a norm left at ones", "layers.2.input_norm", "LOAD")
+@fault("weight of a norm left at ones", "layers.2.input_norm", "LOAD", hypothesis="weights")
 def _(rec, rng, bad):
     normed(rec, rng, {"eps": 1e-6}, lambda x, w: nx.rms_norm(x, 1.0 if bad else w))
 
