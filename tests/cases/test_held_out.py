@@ -6,8 +6,6 @@ import pathlib
 import subprocess
 
 import held_out
-import held_out_causes  # noqa: F401  adds to held_out.ALL
-import held_out_quantised  # noqa: F401
 import numpy as np
 import pytest
 from cases.generators.writer import Writer

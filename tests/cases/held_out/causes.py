@@ -1,5 +1,5 @@
 """Faults of single operations that leave a small explanation: another weight, another function, another head, a
-constant. Recorded as in held_out.py."""
+constant."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import math
 import numpy as np
 from cases.generators import numerics as nx
 from cases.generators.recording import Run, Shard
-from held_out import D, OUT, attention, fault, normed, positions, two_requests
+
+from .attention import OUT, D, attention
+from .fault import fault, positions, two_requests
+from .layers import normed
 
 erf = np.vectorize(math.erf)
 
@@ -232,4 +235,3 @@ def _(rec, rng, bad):
 @fault("rows left at zero", O_PROJ, "UNWRITTEN")
 def _(rec, rng, bad):
     projected(rec, rng, lambda y: y * np.where((np.arange(18) > 12) & bool(bad), 0, 1)[:, None])
-

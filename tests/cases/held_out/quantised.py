@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 from cases.generators import numerics as nx
 from cases.generators.recording import Shard
-from held_out import fault, two_requests
+
+from .fault import fault, two_requests
 
 DOWN = "layers.3.mlp.down"
 
@@ -188,4 +189,3 @@ def _(rec, rng, bad):
                meta={"quant": "nvfp4"})  # fmt: skip
     rec.record("layers.3.mlp.act.q_scale", scale, "T g", rows)
     rec.record(DOWN, nx.f32(used.reshape(18, 48) @ w.T.astype(float)), "T h", rows)
-
