@@ -1,18 +1,19 @@
 """Recording one site again and again, at the least cost a call: for probes that fire at every step.
 
 Trace.record() looks everything up anew each time. Here the event is laid out once a site and thread, and a call changes
-what differs: the address, the rows, and shape, strides and dtype when they are not those of the call before.
+what differs: the address, the rows, and shape, strides and dtype when they are not those of the call before. Where the
+layout is that of the last call, one built-in function does it all (_fast_call.py).
 It takes torch tensors in host memory alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from ctypes import c_int64
+from ctypes import POINTER, addressof, c_int64, cast, pointer
 from threading import get_ident
 from typing import Any
 
-from . import _library
+from . import _fast_call, _library
 from ._dtypes import BITS, dtype_number, phase_number
 from ._errors import UsageError
 from ._tensor import on_device, torch_dtype_number
@@ -25,7 +26,7 @@ Fold = Callable[[Extents, Extents], tuple[Extents, Extents]]
 class Rows:
     """Whose the rows of a tensor are, with the step and phase they belong to; shared by all tensors of a step."""
 
-    __slots__ = ("array", "count", "n_rows", "runs", "step", "phase", "compute_dtype")
+    __slots__ = ("address", "array", "c", "count", "n_rows", "runs", "step", "phase", "compute_dtype")
 
     def __init__(
         self,
@@ -44,12 +45,15 @@ class Rows:
         self.step = step
         self.phase = phase_number(phase)
         self.compute_dtype = 0 if compute_dtype is None else dtype_number(compute_dtype)
+        runs_at = cast(self.array, POINTER(_library.CRowRun))
+        self.c = _fast_call.CRows(runs_at, self.count, step, self.phase, self.compute_dtype)
+        self.address = addressof(self.c)
 
 
 class _Layout:
     """The event of one thread, and what it was laid out for."""
 
-    __slots__ = ("event", "error", "shape", "strides", "dtype", "rows", "bytes")
+    __slots__ = ("event", "error", "shape", "strides", "dtype", "rows", "bytes", "seen", "learned")
 
     def __init__(self, site: int) -> None:
         self.event = _library.CEvent.from_buffer_copy(_library.BLANK_EVENT)
@@ -60,12 +64,31 @@ class _Layout:
         self.dtype: object = None
         self.rows: Rows | None = None
         self.bytes = 0
+        self.seen = False  # the tensor of the last call had this layout
+        self.learned = False  # the built-in function was given it, if it takes such tensors
 
 
 class PreparedSite:
-    """One site of an open trace. record() may be called from any thread."""
+    """One site of an open trace. record() may be called from any thread.
 
-    __slots__ = ("_axes", "_engine_name", "_fold", "_layouts", "_meta", "_trace", "name", "number")
+    ``type``, ``fast``, ``address``: tensors of this very type can be given to fast(address, tensor, offset, rows) of
+    _fast_call.py, unless their negative bit is set; no tensor is of it before there is a layout.
+    """
+
+    __slots__ = (
+        "_axes",
+        "_engine_name",
+        "_fold",
+        "_layouts",
+        "_meta",
+        "_site",
+        "_trace",
+        "address",
+        "fast",
+        "name",
+        "number",
+        "type",
+    )
 
     def __init__(
         self,
@@ -88,8 +111,12 @@ class PreparedSite:
     def bind(self, trace: Trace) -> None:
         """Goes on in another trace: a forked child opens one of its own."""
         self._trace = trace
-        self.number = trace._add_site(self.name, self._engine_name, self._axes)
+        self.number: int = trace._add_site(self.name, self._engine_name, self._axes)
         self._layouts: dict[int, _Layout] = {}
+        self._site = _fast_call.CSite(trace=addressof(trace._live))
+        self.address = addressof(self._site)
+        self.fast: _fast_call.Record = _fast_call.never
+        self.type: type[Any] = _fast_call.Nothing
 
     def wanted(self, step: int = -1) -> bool:
         """Whether the settings let this site through at this step now; False once the trace is closed."""
@@ -105,6 +132,36 @@ class PreparedSite:
     def record(self, tensor: Any, rows: Rows | None) -> bool:
         """Measures a torch tensor in host memory. rows: None for a tensor without token rows. As Trace.record() it
         returns True when recorded or left out, and raises UsageError for what does not fit."""
+        if type(tensor) is self.type and not tensor.is_neg():
+            done = self.fast(self.address, tensor, tensor.storage_offset(), 0 if rows is None else rows.address)
+            if done:
+                return True
+            if done is None:
+                if self._site.result != 4:  # 4: dropped, counted by the library
+                    _library.check(self._site.result, self._site.error)
+                return False
+        return self._record(tensor, rows)
+
+    def _learn(self, layout: _Layout, tensor: Any) -> None:
+        """Gives the built-in function the layout of a tensor that was recorded."""
+        code = _fast_call.CODES.get(str(tensor.dtype))
+        found = _fast_call.of(tensor)
+        shape = tensor.shape
+        if code is None or found is None or not 0 < tensor.numel() <= _fast_call.LARGEST:
+            return
+        site = self._site
+        site.ready = 0  # a call of another thread may come between any two lines
+        event = _library.CEvent.from_buffer_copy(layout.event)  # of the thread's: arrays of its own
+        rank = event.ndim
+        event.shape, event.strides = (c_int64 * rank)(*event.shape[:rank]), (c_int64 * rank)(*event.strides[:rank])
+        extents = c_int64 * len(shape)
+        site.event, site.shape, site.strides = pointer(event), extents(*shape), extents(*tensor.stride())
+        site.ndim = len(shape)
+        site.code, site.bits = code
+        site.ready = 1
+        self.fast, self.type = found
+
+    def _record(self, tensor: Any, rows: Rows | None) -> bool:
         trace = self._trace
         trace._calls.append(None)
         try:
@@ -127,10 +184,12 @@ class PreparedSite:
                 if BITS[event.dtype] < 8:
                     raise UsageError(f"{self.name}: {tensor.dtype} packs elements; use Trace.record()")
                 layout.bytes = BITS[event.dtype] // 8
+                layout.seen = layout.learned = False
                 layout.dtype = tensor.dtype
             shape = tensor.shape
             if shape != layout.shape or tensor.stride() != layout.strides:
                 layout.shape = None
+                layout.seen = layout.learned = False
                 strides = tensor.stride()
                 as_shape, as_strides = self._fold(shape, strides) if self._fold is not None else (shape, strides)
                 extents = c_int64 * len(as_shape)
@@ -150,6 +209,10 @@ class PreparedSite:
             event.data, event.offset = (address - offset * layout.bytes, offset) if address else (None, 0)
             code = trace._record(trace._handle, event, layout.error)
             if code == 0:
+                if not layout.learned and layout.seen:
+                    layout.learned = True
+                    self._learn(layout, tensor)
+                layout.seen = True
                 return True
             if code == 4:  # dropped: counted by the library
                 return False

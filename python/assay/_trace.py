@@ -152,6 +152,7 @@ class Trace:
         error = _library.CError()
         _library.check(self._library.assay_open(byref(options), byref(self._handle), byref(error)), error)
         self._armed = c_uint32.from_address(self._handle.value or 0)
+        self._live = c_void_p(self._handle.value)  # for calls that are not in _calls; NULL before the handle goes
         _open_traces.append(self)
 
     # ---- state
@@ -465,6 +466,7 @@ class Trace:
             time.sleep(0.001)  # a record of another thread is under way
         if self in _open_traces:
             _open_traces.remove(self)
+        self._live.value = None
         error = _library.CError()
         counts = _library.CDropCounts(struct_size=ctypes.sizeof(_library.CDropCounts))
         if self._library.assay_drops(self._handle, byref(counts), None) == 0:

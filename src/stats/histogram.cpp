@@ -90,12 +90,21 @@ void SampleContiguous(const Layout& layout, int64_t first_row, const Sampling& s
   const auto* data = static_cast<const uint8_t*>(layout.data);
   constexpr auto kBytes = static_cast<int64_t>(sizeof(values[0]));
   size_t n = 0;
-  sampling.Each([&](int64_t row, int64_t col) {
-    const int64_t some = std::min<int64_t>(kLanes, layout.cols - col);
-    const int64_t at = layout.offset_elems + (first_row + row) * layout.row_stride + col;
-    std::memcpy(values + n, data + at * kBytes, static_cast<size_t>(some * kBytes));
-    n += static_cast<size_t>(some);
-  });
+  if (sampling.groups == sampling.per_row && sampling.shift == 0) {  // one short row, all of it: a decoder's step
+    n = static_cast<size_t>(layout.cols);
+    std::memcpy(values, data + (layout.offset_elems + first_row * layout.row_stride) * kBytes, n * kBytes);
+  } else {
+    sampling.Each([&](int64_t row, int64_t col) {
+      const int64_t some = std::min<int64_t>(kLanes, layout.cols - col);
+      const uint8_t* from = data + (layout.offset_elems + (first_row + row) * layout.row_stride + col) * kBytes;
+      if (some == kLanes) {  // a size that the compiler knows
+        std::memcpy(values + n, from, kLanes * kBytes);
+      } else {
+        std::memcpy(values + n, from, static_cast<size_t>(some * kBytes));
+      }
+      n += static_cast<size_t>(some);
+    });
+  }
   stats->histogram_samples = n;
   const size_t padded = (n + sizeof(Bytes) - 1) / sizeof(Bytes) * sizeof(Bytes);
   for (size_t i = n; i < padded; ++i) values[i] = 0;

@@ -43,7 +43,8 @@ TEST(Library, ExportsTheFunctionsOfItsHeaderAlone) {
     EXPECT_EQ(name.find("assay_"), 0u) << name;
     ++functions;
   }
-  EXPECT_EQ(functions, 20);  // a new function is a new number here, and in the renaming block of assay.h
+  // A new function is a new number here, and in the renaming block of assay.h; two are our Python package's alone.
+  EXPECT_EQ(functions, 20 + 2);
 }
 
 #if defined(__x86_64__)

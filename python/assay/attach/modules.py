@@ -39,7 +39,7 @@ class Modules:
 class _Watched:
     """One observed module."""
 
-    __slots__ = ("befores", "label", "module", "name", "number", "session", "thens")
+    __slots__ = ("befores", "label", "module", "name", "number", "quick", "session", "thens")
 
     def __init__(self, session: Session, module: Any, name: str, label: str) -> None:
         self.module = weakref.ref(module)
@@ -49,6 +49,8 @@ class _Watched:
         self.thens: list[tuple[Probe, Then]] = []
         self.befores: list[tuple[Probe, Before]] = []
         self.number = -1
+        # quick(name, result): all that the only one of thens does, when it is a Quick; False: not this time.
+        self.quick: tuple[Probe, Callable[[str, Any], bool]] | None = None
 
     def enter(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         inside.callback = True
@@ -148,6 +150,10 @@ def _wrap_forward(kind: Any) -> None:
         if watched.befores:
             watched.enter(self, args, kwargs)
         result = original(self, *args, **kwargs)
+        quick = watched.quick
+        if quick is not None and quick[1](watched.name, result):
+            quick[0].fired += 1
+            return result
         # leave() once more, without the call: this runs for every module of a step.
         local.callback = True
         try:
@@ -217,6 +223,8 @@ def observe(
         watched = _watch(session, module, name, prefix)
         if then is not None:
             watched.thens.append((probe, then))
+            quick = getattr(then, "quick", None)
+            watched.quick = (probe, quick) if quick is not None and len(watched.thens) == 1 else None
             object.__setattr__(module, "_assay_after", True)
         if before is not None:
             watched.befores.append((probe, before))

@@ -1,0 +1,161 @@
+"""PreparedSite, whose calls take one of two ways: what both write must be what Trace.record() writes."""
+
+import threading
+
+import assay
+import pytest
+import torch
+from assay import _fast_call
+from assay._prepared import PreparedSite, Rows
+
+EXACT = ["count", "zero", "nan", "digest", "min", "max", "abs_max", "abs_max_index", "sum", "sum_sq"]
+
+
+def needs_fast_call():
+    if _fast_call.of(torch.zeros(1)) is None:
+        pytest.skip("this torch has no C exchange API of DLPack")
+
+
+def spied(site, calls):
+    """Puts a spy in front of the site's built-in function."""
+    fast = site.fast
+
+    def spy(*arguments):
+        done = fast(*arguments)
+        calls.append(done)
+        return done
+
+    site.fast = spy
+
+
+def tensors(dtype):
+    """Of one layout."""
+    torch.manual_seed(3)
+    return [(torch.randn(3, 40) * 2).to(dtype) for _ in range(5)]
+
+
+def check_like(got, expected):
+    assert got.shape == expected.shape and got.strides == expected.strides and got.dtype == expected.dtype
+    assert got.base_address == expected.base_address and got.storage_offset == expected.storage_offset
+    assert len(got.segments) == len(expected.segments)
+    for a, b in zip(got.segments, expected.segments):
+        for field in EXACT:
+            assert getattr(a, field) == getattr(b, field), field
+        assert (a.request, a.first_position, a.n_rows) == (b.request, b.first_position, b.n_rows)
+        assert a.row_l2 == b.row_l2 and a.head_l2 == b.head_l2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_the_quick_way_writes_what_record_writes(trace_dir, dtype):
+    needs_fast_call()
+    values = tensors(dtype)
+    rows = [Rows([assay.Run(7, 0, 2, 100 + k), assay.Run(9, 2, 1, 5)], step=k, phase="decode") for k in range(5)]
+    calls = []
+    with assay.trace(trace_dir) as trace:
+        site = PreparedSite(trace, "a", axes="T d")
+        for k, value in enumerate(values):
+            assert site.record(value, rows[k])
+            if k == 1:  # two of one layout: known now
+                spied(site, calls)
+        for k, value in enumerate(values):
+            trace.record("b", value, axes="T d", runs=rows[k].runs, step=k, phase="decode")
+    assert calls == [True] * 3
+    events = list(assay.open(trace_dir))
+    for got, expected in zip(events[:5], events[5:]):
+        check_like(got, expected)
+        assert got.step == expected.step and got.phase == expected.phase
+
+
+def test_offsets_in_a_storage_are_kept(trace_dir):
+    needs_fast_call()
+    whole = torch.randn(8, 6, 16)
+    calls = []
+    with assay.trace(trace_dir) as trace:
+        site = PreparedSite(trace, "a")
+        for k in range(8):
+            assert site.record(whole[k], None)
+            if k == 1:
+                spied(site, calls)
+        for k in range(8):
+            trace.record("b", whole[k])
+    assert calls == [True] * 6
+    events = list(assay.open(trace_dir))
+    for got, expected in zip(events[:8], events[8:]):
+        check_like(got, expected)
+
+
+OTHERS = {
+    "shape": lambda t: t[:2],
+    "strides": lambda t: t.t().contiguous().t(),
+    "dtype": lambda t: t.to(torch.float16),
+    "integers": lambda t: t.to(torch.int64),
+    "negated": lambda t: torch._neg_view(t),
+    "parameter": lambda t: torch.nn.Parameter(t),
+    "empty": lambda t: t[:0],
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_another_layout_goes_the_long_way(trace_dir, other):
+    needs_fast_call()
+    values = tensors(torch.float32)
+    value = OTHERS[other](values[0])
+    with assay.trace(trace_dir) as trace:
+        site = PreparedSite(trace, "a")
+        for given in [*values, value, values[0]]:
+            assert site.record(given, None)
+        trace.record("b", value)
+        trace.record("b", values[0])
+    events = list(assay.open(trace_dir))
+    assert len(events) == 9
+    for got, expected in zip(events[5:7], events[7:]):
+        if other in ("negated", "empty"):  # a copy with the signs is at another address; nothing has none
+            assert got.segments[0].digest == expected.segments[0].digest
+        else:
+            check_like(got, expected)
+
+
+def test_a_closed_trace_takes_nothing_more(trace_dir):
+    value = torch.randn(1, 8)
+    trace = assay.trace(trace_dir)
+    site = PreparedSite(trace, "a")
+    for _ in range(4):
+        assert site.record(value, None)
+    trace.close()
+    assert not site.record(value, None)
+    assert len(assay.open(trace_dir)) == 4
+
+
+def test_threads_with_other_layouts_share_a_site(trace_dir):
+    trace = assay.trace(trace_dir)
+    site = PreparedSite(trace, "a")
+
+    def work(n):
+        value = torch.full((n, 8), float(n))
+        for _ in range(300):
+            assert site.record(value, None)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    trace.close()
+    events = list(assay.open(trace_dir))
+    assert len(events) == 900
+    for event in events:
+        n = event.shape[0]
+        assert sum(s.sum for s in event.segments) == n * n * 8
+
+
+def test_unfit_rows_are_refused_in_words(trace_dir):
+    value = torch.randn(2, 8)
+    good, bad = Rows([assay.Run(7, 0, 2, 0)]), Rows([assay.Run(7, 0, 3, 0)])
+    with assay.trace(trace_dir) as trace:
+        site = PreparedSite(trace, "a", axes="T d")
+        for _ in range(4):
+            assert site.record(value, good)
+        with pytest.raises(assay.UsageError, match="run of rows"):
+            site.record(value, bad)
+        assert trace.drops().internal == 1
+        assert site.record(value, good)
