@@ -45,12 +45,12 @@ struct Sampling {
 
 // One group more than kHistogramGroups is taken where their number is not a multiple of 2^shift; whole vectors of
 // fields.
-constexpr size_t kMaxSamples = static_cast<size_t>((kHistogramGroups + 2) * kLanes);
+constexpr size_t kMaxSamples = ((kHistogramGroups + 1) * kLanes + kFieldsAlign - 1) / kFieldsAlign * kFieldsAlign;
 
 // Sixteen exponent fields at a time; the compiler has such vectors on every machine.
 using Bytes = uint8_t __attribute__((vector_size(16)));
 
-// How many of n fields (n a multiple of 16, at most kMaxSamples) are `field`. Lanes count to 33 at most.
+// How many of n fields (n a multiple of 16, at most kMaxSamples) are `field`. Lanes count to 64 at most.
 int CountOf(const uint8_t* fields, size_t n, uint8_t field) {
   Bytes sums = {};
   for (size_t i = 0; i < n; i += sizeof(Bytes)) {
@@ -84,7 +84,8 @@ using F16Bits = Binary<uint16_t, 10, 15>;
 using F32Bits = Binary<uint32_t, 23, 127>;
 
 template <class Bits>
-void SampleContiguous(const Layout& layout, int64_t first_row, const Sampling& sampling, Stats* stats) {
+void SampleContiguous(const Layout& layout, const Kernel& kernel, int64_t first_row, const Sampling& sampling,
+                      Stats* stats) {
   constexpr auto kTop = static_cast<uint8_t>(Bits::kFieldMax);  // not finite
   typename Bits::word values[kMaxSamples];
   const auto* data = static_cast<const uint8_t*>(layout.data);
@@ -106,28 +107,14 @@ void SampleContiguous(const Layout& layout, int64_t first_row, const Sampling& s
     });
   }
   stats->histogram_samples = n;
-  const size_t padded = (n + sizeof(Bytes) - 1) / sizeof(Bytes) * sizeof(Bytes);
+  const size_t padded = (n + kFieldsAlign - 1) / kFieldsAlign * kFieldsAlign;
   for (size_t i = n; i < padded; ++i) values[i] = 0;
-  uint8_t fields[kMaxSamples];
+  alignas(kFieldsAlign) uint8_t fields[kMaxSamples];
   for (size_t i = 0; i < padded; ++i) fields[i] = Bits::FieldOf(values[i]);
-  // The range of fields that are neither 0 nor the top; low is less by one, so that a field of 0 is out of its way.
-  Bytes lows = ~Bytes{}, highs = {};
-  for (size_t i = 0; i < padded; i += sizeof(Bytes)) {
-    Bytes some;
-    std::memcpy(&some, fields + i, sizeof(some));
-    const Bytes less = some - 1;
-    const Bytes finite = some & ~reinterpret_cast<Bytes>(some == kTop);
-    const auto lower = reinterpret_cast<Bytes>(less < lows), higher = reinterpret_cast<Bytes>(finite > highs);
-    lows = (less & lower) | (lows & ~lower);
-    highs = (finite & higher) | (highs & ~higher);
-  }
-  uint8_t low = UINT8_MAX, high = 0;
-  for (size_t i = 0; i < sizeof(Bytes); ++i) {
-    low = std::min<uint8_t>(low, lows[i]);
-    high = std::max<uint8_t>(high, highs[i]);
-  }
-  stats->histogram.reserve(high > low ? static_cast<size_t>(high - low) : 0);
-  if (CountOf(fields, padded, 0) != 0) {  // zeros, subnormals
+  FieldCounts counts;
+  kernel.count_fields(fields, padded, kTop, &counts);
+  stats->histogram.reserve(counts.high >= counts.low ? static_cast<size_t>(counts.high - counts.low) + 1 : 0);
+  if (counts.zeros != padded - n) {  // zeros, subnormals
     uint16_t subnormal[Bits::kMantissaBits] = {};
     for (size_t i = 0; i < n; ++i) {
       const uint32_t mantissa = Bits::MantissaOf(values[i]);
@@ -139,25 +126,48 @@ void SampleContiguous(const Layout& layout, int64_t first_row, const Sampling& s
       stats->histogram.push_back({static_cast<int16_t>(exponent), subnormal[bit]});
     }
   }
-  for (int field = low + 1; field <= high; ++field) {
-    const int count = CountOf(fields, padded, static_cast<uint8_t>(field));
-    if (count == 0) continue;
-    const int exponent = field - Bits::kExponentBias;
-    stats->histogram.push_back({static_cast<int16_t>(exponent), static_cast<uint16_t>(count)});
+  for (int field = counts.low; field <= counts.high; ++field) {
+    if (counts.counts[field] == 0) continue;
+    stats->histogram.push_back({static_cast<int16_t>(field - Bits::kExponentBias), counts.counts[field]});
   }
 }
 
 }  // namespace
 
-void SampleHistogram(const Layout& layout, int64_t first_row, int64_t n_rows, Stats* stats) {
+void CountFieldsPortable(const uint8_t* fields, size_t n, uint8_t left_out, FieldCounts* out) {
+  // low is less by one on the way, so that a field of 0 is out of its way.
+  Bytes lows = ~Bytes{}, highs = {};
+  for (size_t i = 0; i < n; i += sizeof(Bytes)) {
+    Bytes some;
+    std::memcpy(&some, fields + i, sizeof(some));
+    some &= ~reinterpret_cast<Bytes>(some == left_out);
+    const Bytes less = some - 1;
+    const auto lower = reinterpret_cast<Bytes>(less < lows), higher = reinterpret_cast<Bytes>(some > highs);
+    lows = (less & lower) | (lows & ~lower);
+    highs = (some & higher) | (highs & ~higher);
+  }
+  int low = UINT8_MAX, high = 0;
+  for (size_t i = 0; i < sizeof(Bytes); ++i) {
+    low = std::min<int>(low, lows[i] + 1);
+    high = std::max<int>(high, highs[i]);
+  }
+  out->zeros = static_cast<uint16_t>(CountOf(fields, n, 0));
+  out->low = static_cast<uint8_t>(low);
+  out->high = static_cast<uint8_t>(high);
+  for (int field = low; field <= high; ++field) {
+    out->counts[field] = static_cast<uint16_t>(CountOf(fields, n, static_cast<uint8_t>(field)));
+  }
+}
+
+void SampleHistogram(const Layout& layout, const Kernel& kernel, int64_t first_row, int64_t n_rows, Stats* stats) {
   stats->histogram.clear();
   stats->histogram_samples = 0;
   if (n_rows <= 0 || layout.cols <= 0) return;
   const Sampling sampling(layout, n_rows);
   if (layout.contiguous) {
-    if (layout.dtype == DType::kBF16) return SampleContiguous<Bf16Bits>(layout, first_row, sampling, stats);
-    if (layout.dtype == DType::kF16) return SampleContiguous<F16Bits>(layout, first_row, sampling, stats);
-    if (layout.dtype == DType::kF32) return SampleContiguous<F32Bits>(layout, first_row, sampling, stats);
+    if (layout.dtype == DType::kBF16) return SampleContiguous<Bf16Bits>(layout, kernel, first_row, sampling, stats);
+    if (layout.dtype == DType::kF16) return SampleContiguous<F16Bits>(layout, kernel, first_row, sampling, stats);
+    if (layout.dtype == DType::kF32) return SampleContiguous<F32Bits>(layout, kernel, first_row, sampling, stats);
   }
 
   uint16_t counts[kBins];  // 512 samples at most

@@ -5,6 +5,7 @@
 // Groups that are cut (a shard's edge, a row's tail) go through AddPartialGroup, which all instruction sets share.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "stats/hash.h"
@@ -130,10 +131,27 @@ struct alignas(64) Accumulator {
 // Bits to value, out of line for the vector kernels.
 double DecodeForKernel(uint64_t bits, DType dtype);
 
+// How often each exponent field occurs.
+struct FieldCounts {
+  uint8_t low = 255;  // the fields that are neither 0 nor left out lie in [low, high]; low > high: there is none
+  uint8_t high = 0;
+  uint16_t zeros = 0;    // fields of 0
+  uint16_t counts[256];  // of fields in [low, high] alone
+};
+
+// Fields to a vector of any instruction set.
+inline constexpr size_t kFieldsAlign = 64;
+
 struct Kernel {
   void (*add)(const Piece& piece, Accumulator* acc);
   void (*flush)(Accumulator* acc);  // brings what the kernel keeps apart (matrix, lanes) into acc; at the end
+  // Counts n fields, a multiple of kFieldsAlign, at most 1024; those that are `left_out` do not count. fields is
+  // aligned to kFieldsAlign.
+  void (*count_fields)(const uint8_t* fields, size_t n, uint8_t left_out, FieldCounts* out);
 };
+
+// For every instruction set.
+void CountFieldsPortable(const uint8_t* fields, size_t n, uint8_t left_out, FieldCounts* out);
 
 extern const Kernel kPortableKernel;
 #if defined(ASSAY_HAVE_AVX2)

@@ -311,7 +311,7 @@ void Add(const Piece& piece, Accumulator* acc) {
 
 }  // namespace
 
-const Kernel kAvx2Kernel = {Add, Flush};
+const Kernel kAvx2Kernel = {Add, Flush, CountFieldsPortable};
 
 }  // namespace assay
 

@@ -257,9 +257,36 @@ void Flush(Accumulator* acc) {
   }
 }
 
+// Sixty-four fields at a time; a field of the range costs a comparison and a count of bits each.
+void CountFields(const uint8_t* fields, size_t n, uint8_t left_out, FieldCounts* out) {
+  const __m512i none = _mm512_set1_epi8(static_cast<char>(left_out));
+  __m512i lows = _mm512_set1_epi8(-1), highs = _mm512_setzero_si512();
+  uint64_t zeros = 0;
+  for (size_t i = 0; i < n; i += 64) {
+    const __m512i some = _mm512_load_si512(fields + i);
+    const __mmask64 in = _mm512_cmpneq_epi8_mask(some, none);
+    const __mmask64 nonzero = _mm512_test_epi8_mask(some, some);
+    zeros += 64 - static_cast<uint64_t>(_mm_popcnt_u64(nonzero));
+    lows = _mm512_mask_min_epu8(lows, in & nonzero, lows, some);
+    highs = _mm512_mask_max_epu8(highs, in, highs, some);
+  }
+  out->zeros = static_cast<uint16_t>(zeros);
+  out->low = static_cast<uint8_t>(Lanes8::FoldMinUnsigned(lows));
+  out->high = static_cast<uint8_t>(Lanes8::FoldMaxUnsigned(highs));
+  for (uint32_t field = out->low; field <= out->high; ++field) {
+    const __m512i wanted = _mm512_set1_epi8(static_cast<char>(field));
+    uint64_t count = 0;
+    for (size_t i = 0; i < n; i += 64) {
+      const __mmask64 hits = _mm512_cmpeq_epi8_mask(_mm512_load_si512(fields + i), wanted);
+      count += static_cast<uint64_t>(_mm_popcnt_u64(hits));
+    }
+    out->counts[field] = static_cast<uint16_t>(count);
+  }
+}
+
 }  // namespace
 
-const Kernel kAvx512Kernel = {Add, Flush};
+const Kernel kAvx512Kernel = {Add, Flush, CountFields};
 
 }  // namespace assay
 

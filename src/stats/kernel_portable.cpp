@@ -405,6 +405,6 @@ void AddUnalignedHeads(const Piece& piece, int lane, uint64_t n, uint64_t inner)
   Select(piece.dtype).heads(piece, lane, n, inner);
 }
 
-const Kernel kPortableKernel = {AddPortable, FlushNothing};
+const Kernel kPortableKernel = {AddPortable, FlushNothing, CountFieldsPortable};
 
 }  // namespace assay

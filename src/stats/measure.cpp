@@ -195,6 +195,7 @@ Status PlanSegments(const Layout& layout, const LogicalLayout& logical, std::vec
   if (logical.segment_rows <= 0) {
     return Status::Usage("measure: segment_rows must be positive, not " + std::to_string(logical.segment_rows));
   }
+  out->reserve(logical.runs.size());  // a segment is large to move
   for (const RowRun& run : logical.runs) {
     if (run.first_row < 0 || run.n_rows < 0 || run.n_rows > layout.n_rows ||
         run.first_row > layout.n_rows - run.n_rows) {
@@ -334,6 +335,7 @@ Status Measure(const TensorView& view, const LogicalLayout& logical, const Measu
   std::vector<Part> wholes;
   if (has_rows) {
     ASSAY_RETURN_IF_ERROR(PlanSegments(layout, logical, &segments));
+    wholes.reserve(segments.size());
     for (const Segment& s : segments) wholes.push_back({s.first_row, s.n_rows, s.first_position, 0, layout.cols});
   } else {
     segments.emplace_back();
@@ -348,7 +350,7 @@ Status Measure(const TensorView& view, const LogicalLayout& logical, const Measu
     for (size_t s = 0; s < segments.size(); ++s) MeasurePart(call, wholes[s], &scratch, &segments[s]);
   }
   for (size_t s = 0; s < segments.size(); ++s) {
-    SampleHistogram(layout, wholes[s].first_row, wholes[s].n_rows, &segments[s].stats);
+    SampleHistogram(layout, kernel, wholes[s].first_row, wholes[s].n_rows, &segments[s].stats);
   }
   *out = std::move(segments);
   return {};

@@ -18,9 +18,11 @@ constexpr uint64_t kSketchBytes = 4 * kSketchSize;
 
 // Biased exponent of the largest magnitude; 0x7ff when there is a non-finite value.
 uint32_t TopExponent(const double* values, int n) {
-  uint64_t top = 0;
-  for (int i = 0; i < n; ++i) top = std::max(top, std::bit_cast<uint64_t>(values[i]) << 1);
-  return static_cast<uint32_t>(top >> 53);
+  int32_t top = 0;  // upper halves without the sign: vectors of every machine have such a comparison
+  for (int i = 0; i < n; ++i) {
+    top = std::max(top, static_cast<int32_t>(std::bit_cast<uint64_t>(values[i]) >> 32 & 0x7fffffffu));
+  }
+  return static_cast<uint32_t>(top) >> 20;
 }
 
 bool AllZero(const std::array<double, kSketchSize>& sketch) {
@@ -84,10 +86,9 @@ int16_t ScaleToFloat(const double* values, int n, unsigned char* out_floats) {
   // 2^-exponent must be a normal number or the one subnormal 2^-1023; all zero or subnormal counts as exponent -1022.
   const int exponent = std::max(static_cast<int>(top), 1) - 1023;
   const double scale = exponent == 1023 ? 0x1p-1023 : ScaleOf(static_cast<int16_t>(-exponent));
-  for (int i = 0; i < n; ++i) {
-    const auto value = static_cast<float>(values[i] * scale);
-    std::memcpy(out_floats + 4 * i, &value, 4);
-  }
+  float floats[kSketchSize];  // out_floats may overlap anything, for all the compiler knows
+  for (int i = 0; i < n; ++i) floats[i] = static_cast<float>(values[i] * scale);
+  std::memcpy(out_floats, floats, sizeof(float) * static_cast<size_t>(n));
   return static_cast<int16_t>(exponent);
 }
 
