@@ -149,6 +149,8 @@ class PreparedSite:
         shape = tensor.shape
         if code is None or found is None or not 0 < tensor.numel() <= _fast_call.LARGEST:
             return
+        if not self._trace.file:
+            return  # stderr may be a pipe that a thread of this process reads, which needs Python's lock for it
         site = self._site
         site.ready = 0  # a call of another thread may come between any two lines
         event = _library.CEvent.from_buffer_copy(layout.event)  # of the thread's: arrays of its own

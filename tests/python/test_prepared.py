@@ -115,6 +115,44 @@ def test_another_layout_goes_the_long_way(trace_dir, other):
             check_like(got, expected)
 
 
+ODD = {
+    "meta": lambda: torch.zeros(3, 40, device="meta"),
+    "sparse": lambda: torch.eye(40)[:3].to_sparse(),
+    "mkldnn": lambda: torch.zeros(3, 40).to_mkldnn(),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_tensors_without_plain_memory_are_refused_as_ever(trace_dir, odd):
+    needs_fast_call()
+    known, value = torch.zeros(3, 40), ODD[odd]()
+    with assay.trace(trace_dir) as trace:
+        fresh, site = PreparedSite(trace, "a"), PreparedSite(trace, "b")
+        for _ in range(3):
+            assert site.record(known, None)
+        with pytest.raises(Exception) as expected:
+            fresh.record(value, None)
+        with pytest.raises(type(expected.value)):
+            site.record(value, None)
+        assert site.record(known, None)
+
+
+def test_a_tensor_inside_a_transform_does_not_reach_the_library(trace_dir):
+    needs_fast_call()
+    with assay.trace(trace_dir) as trace:
+        site = PreparedSite(trace, "a")
+        for _ in range(3):
+            assert site.record(torch.zeros(40), None)
+
+        def inside(row):
+            with pytest.raises(RuntimeError):
+                site.record(row, None)
+            return row + 1
+
+        assert torch.func.vmap(inside)(torch.zeros(3, 40)).sum() == 120
+        assert trace.drops().recorded == 3
+
+
 def test_a_closed_trace_takes_nothing_more(trace_dir):
     value = torch.randn(1, 8)
     trace = assay.trace(trace_dir)
@@ -159,3 +197,24 @@ def test_unfit_rows_are_refused_in_words(trace_dir):
             site.record(value, bad)
         assert trace.drops().internal == 1
         assert site.record(value, good)
+
+
+def test_a_session_records_the_same_either_way(trace_dir, monkeypatch):
+    from assay.attach.rows import Rows as StepRows
+    from assay.attach.session import Session
+
+    monkeypatch.setenv("ASSAY", "all")
+    monkeypatch.setenv("ASSAY_DIR", str(trace_dir))
+    session = Session()
+    session.rows = StepRows([assay.Run(7, 0, 2, 100), assay.Run(9, 2, 1, 5)], step=4, phase="decode")
+    for value in [*tensors(torch.bfloat16), torch.ones(4, 8, dtype=torch.bfloat16)]:  # the last has no such rows
+        for fields in ({}, {"flags": 0}):  # one that no site has: the long way
+            assert session.record("attn.out", value, layer=2, engine_name="m.attn", axes="T d", **fields)
+    assert not session._failures
+    session.finish()
+    events = list(assay.open(trace_dir))
+    assert len(events) == 12 and {e.site for e in events} == {"layers.2.attn.out"}
+    for got, expected in zip(events[::2], events[1::2]):
+        check_like(got, expected)
+        assert (got.step, got.phase) == (expected.step, expected.phase) == (4, "decode")
+    assert [s.request for s in events[0].segments] == [7, 9]

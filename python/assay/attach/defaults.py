@@ -96,10 +96,13 @@ class Outputs:
         if self._trace is not session._trace or self._given is not session.rows or self._rows is not None:
             return False
         site = self._sites.get(name)
-        if site is None or type(result) is not site.type or result.is_neg():
+        if site is None or type(result) is not site.type:
             return False
-        # None: dropped, and counted by the library. What a layout may be refused for, it was not before.
-        return site.fast(site.address, result, result.storage_offset(), 0) is not False
+        try:
+            # None: dropped, and counted by the library. What a layout may be refused for, it was not before.
+            return not result.is_neg() and site.fast(site.address, result, result.storage_offset(), 0) is not False
+        except Exception:  # a sparse tensor has no offset
+            return False
 
     def _take(self, rows: Rows | None) -> None:
         self._given, self._rows, self._step = rows, None, None

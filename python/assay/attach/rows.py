@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .._prepared import Rows as PreparedRows
 from .._trace import Run
 
 
@@ -14,7 +15,7 @@ class Rows:
     tensor, padding included (the sum of the runs when left out); step, phase: as of Trace.record().
     """
 
-    __slots__ = ("n_rows", "phase", "runs", "step")
+    __slots__ = ("_prepared", "n_rows", "phase", "runs", "step")
 
     def __init__(
         self,
@@ -28,3 +29,13 @@ class Rows:
         self.n_rows = sum(run.n_rows for run in self.runs) if n_rows is None else n_rows
         self.step = step
         self.phase = phase
+        self._prepared: tuple[PreparedRows, PreparedRows] | None = None
+
+    def prepared(self, fit: bool) -> PreparedRows:
+        """For prepared sites: fit for tensors that have these rows, otherwise the step and phase alone."""
+        both = self._prepared
+        if both is None:
+            step = -1 if self.step is None else self.step
+            whole = PreparedRows(self.runs, step=step, phase=self.phase)
+            both = self._prepared = whole, PreparedRows([], step=step, phase=self.phase)
+        return both[0] if fit else both[1]
