@@ -1,6 +1,6 @@
-"""One built-in function that records a torch tensor: what PreparedSite calls once a site's layout is known.
+"""Built-in functions that record torch tensors: what PreparedSite calls, and the wrappers of modules.
 
-It is a C function of libassay.so (src/runtime/python_call.h), given to Python by the stable ABI without anything being
+They are C functions of libassay.so (src/runtime/python_call.h), given to Python by the stable ABI without anything being
 compiled against Python. Through ctypes, with the tensor's attributes read in Python, a call costs several times as much.
 """
 
@@ -11,19 +11,30 @@ import sys
 import threading
 from collections.abc import Callable
 from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p, py_object
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import _library
 
-Record = Callable[[int, Any, int, int], Any]
-"""(address of a CSite, tensor, storage offset in elements, address of CRows or 0): True when recorded, None when the
-site's result and error say why not, False when nothing was done: the tensor's layout is not the site's."""
+Record = Callable[[int, Any, int], Any]
+"""(address of a CSite, tensor, address of CRows or 0): True when recorded, None when the site's result and error say why
+not, False when nothing was done: it is not a tensor that the site takes."""
 
-LARGEST = 32768
-"""Elements of a tensor that may be measured with Python's lock held: about as long as a hand-over of the lock takes."""
+Leave = Callable[[int, Any, Any], bool]
+"""(number in the table of modules, module, result): True when the result's tensors were given to their sites, False when
+nothing was done."""
+
+
+class Functions(NamedTuple):
+    record: Record
+    leave: Leave
+    type: type[Any]  # of the tensors that they take; no subclass
+
 
 CODES = {"torch.bfloat16": (4, 16), "torch.float16": (2, 16), "torch.float32": (2, 32)}
 """DLPack's type code and bits."""
+
+LARGEST = 32768
+"""Elements of a tensor that is taken."""
 
 
 class CRows(ctypes.Structure):
@@ -47,13 +58,49 @@ class CSite(ctypes.Structure):
         ("bits", c_uint8),
         ("ready", c_uint16),
         ("result", c_int32),
-        ("reserved", c_uint32),
+        ("row_axis", c_int32),
         ("error", _library.CError),
     ]
 
 
+class CNow(ctypes.Structure):
+    _fields_ = [("on", c_uint64), ("n_rows", c_int64), ("rows", c_void_p), ("rest", c_void_p), ("busy", c_void_p)]
+
+
+class CPart(ctypes.Structure):
+    _fields_ = [("key", c_void_p), ("type", c_void_p), ("site", c_void_p)]
+
+
+class CModule(ctypes.Structure):
+    _fields_ = [
+        ("module", c_void_p),
+        ("result_type", c_void_p),
+        ("parts", POINTER(CPart)),
+        ("n_parts", c_uint32),
+        ("is_dict", c_uint32),
+        ("now", POINTER(CNow)),
+        ("fired", c_uint64),
+    ]
+
+
+_PYTHON = {
+    "clear_error": "PyErr_Clear",
+    "number": "PyLong_AsLongLong",
+    "add_reference": "Py_IncRef",
+    "drop_reference": "Py_DecRef",
+    "call": "PyObject_CallFunctionObjArgs",
+    "list_size": "PyList_Size",
+    "tuple_size": "PyTuple_Size",
+    "tuple_item": "PyTuple_GetItem",
+    "dict_next": "PyDict_Next",
+}
+
+
 class _CFunctions(ctypes.Structure):
-    _fields_ = [(name, c_void_p) for name in ("clear_error", "number", "add_reference", "read_tensor", "yes", "no", "none")]
+    _fields_ = [
+        (name, c_void_p)
+        for name in (*_PYTHON, "read_tensor", "yes", "no", "none", "tensor_type", "storage_offset", "is_neg")
+    ]
 
 
 class _CMethod(ctypes.Structure):
@@ -81,13 +128,14 @@ class Nothing:
     """No tensor is of this type."""
 
 
-def never(site: int, tensor: Any, offset: int, rows: int) -> bool:
+def never(site: int, tensor: Any, rows: int) -> bool:
     return False
 
 
 _METH_FASTCALL = 0x80
 _lock = threading.Lock()
-_made: tuple[Record, type[Any]] | None = None
+_made: Functions | None = None
+_looked = False
 _keep: list[object] = []  # what C keeps addresses of
 
 
@@ -95,7 +143,7 @@ def _address(function: str) -> int | None:
     return ctypes.cast(getattr(ctypes.pythonapi, function), c_void_p).value
 
 
-def _make(tensor_type: type[Any]) -> tuple[Record, type[Any]] | None:
+def _make(tensor_type: type[Any]) -> Functions | None:
     if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():
         return None
     capsule = getattr(tensor_type, "__dlpack_c_exchange_api__", None)
@@ -106,31 +154,60 @@ def _make(tensor_type: type[Any]) -> tuple[Record, type[Any]] | None:
     exchange = _CExchange.from_address(pointer(capsule, b"dlpack_exchange_api"))
     if exchange.major != 1 or not exchange.read_tensor:
         return None
+    offset, is_neg = tensor_type.storage_offset, tensor_type.is_neg
     functions = _CFunctions(
-        clear_error=_address("PyErr_Clear"),
-        number=_address("PyLong_AsLongLong"),
-        add_reference=_address("Py_IncRef"),
+        **{name: _address(function) for name, function in _PYTHON.items()},
         read_tensor=exchange.read_tensor,
         yes=id(True),
         no=id(False),
         none=id(None),
+        tensor_type=id(tensor_type),
+        storage_offset=id(offset),
+        is_neg=id(is_neg),
     )
     library = _library.host()
-    method = _CMethod(b"assay_record", ctypes.cast(library.assay_python_record, c_void_p), _METH_FASTCALL, None)
     library.assay_python_functions(ctypes.byref(functions))
-    _keep.extend([functions, method])
     new = ctypes.PYFUNCTYPE(py_object, c_void_p, c_void_p, c_void_p)(("PyCFunction_NewEx", python))
-    return new(ctypes.addressof(method), None, None), tensor_type
+
+    def built_in(name: bytes, function: Any) -> Any:
+        method = _CMethod(name, ctypes.cast(function, c_void_p), _METH_FASTCALL, None)
+        _keep.append(method)
+        return new(ctypes.addressof(method), None, None)
+
+    _keep.extend([functions, tensor_type, offset, is_neg])
+    return Functions(
+        built_in(b"assay_record", library.assay_python_record),
+        built_in(b"assay_leave", library.assay_python_leave),
+        tensor_type,
+    )
 
 
-def of(tensor: object) -> tuple[Record, type[Any]] | None:
-    """The function, and the type of tensors that it takes (no subclass); None where there is none of it: torch before
-    2.10, a Python without its lock. tensor: of torch."""
-    global _made
-    if _made is None:
+def functions() -> Functions | None:
+    """None where there are none: torch is not imported yet, or is older than 2.10; a Python without its lock."""
+    global _made, _looked
+    if not _looked:
         with _lock:
-            if _made is None:
-                torch = sys.modules.get("torch")
-                if torch is not None and isinstance(tensor, torch.Tensor):
-                    _made = _make(torch.Tensor) or (never, Nothing)
-    return None if _made is None or _made[1] is Nothing else _made
+            kind = getattr(sys.modules.get("torch"), "Tensor", None)
+            if not _looked and kind is not None:
+                _made, _looked = _make(kind), True
+    return _made
+
+
+class ModuleTable:
+    """The modules that assay_python_leave finds by number; one a process."""
+
+    def __init__(self) -> None:
+        self._table: Any = (c_void_p * 0)()
+
+    def set(self, number: int, module: CModule | None) -> None:
+        """The module has to be kept alive until its place is given to another."""
+        if number >= len(self._table):
+            if module is None:
+                return
+            table = (c_void_p * (2 * number + 64))(*self._table)
+            _library.host().assay_python_modules(table, len(table))
+            self._table = table
+        self._table[number] = None if module is None else ctypes.addressof(module)
+
+    def clear(self) -> None:
+        ctypes.memset(self._table, 0, ctypes.sizeof(self._table))

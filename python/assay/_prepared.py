@@ -1,8 +1,8 @@
 """Recording one site again and again, at the least cost a call: for probes that fire at every step.
 
 Trace.record() looks everything up anew each time. Here the event is laid out once a site and thread, and a call changes
-what differs: the address, the rows, and shape, strides and dtype when they are not those of the call before. Where the
-layout is that of the last call, one built-in function does it all (_fast_call.py).
+what differs: the address, the rows, and shape, strides and dtype when they are not those of the call before. For most
+tensors one built-in function does it all (_fast_call.py); a site with a fold has it for the layout of the last call.
 It takes torch tensors in host memory alone.
 """
 
@@ -71,16 +71,18 @@ class _Layout:
 class PreparedSite:
     """One site of an open trace. record() may be called from any thread.
 
-    ``type``, ``fast``, ``address``: tensors of this very type can be given to fast(address, tensor, offset, rows) of
-    _fast_call.py, unless their negative bit is set; no tensor is of it before there is a layout.
+    ``type``, ``fast``, ``address``: tensors of this very type can be given to fast(address, tensor, rows) of
+    _fast_call.py.
     """
 
     __slots__ = (
         "_axes",
         "_engine_name",
+        "_event",
         "_fold",
         "_layouts",
         "_meta",
+        "_row_axis",
         "_site",
         "_trace",
         "address",
@@ -99,11 +101,14 @@ class PreparedSite:
         axes: str | None = None,
         meta: Mapping[str, object] | None = None,
         fold: Fold | None = None,
+        row_axis: int = -1,
     ) -> None:
         """name, engine_name, axes: as in Trace.record(). meta: kept with each event of the site. fold: the shape and
         strides to record for those of the tensor, as host tensors have axes that the site does not (batch before
-        rows); it may raise ValueError when there is no such view."""
+        rows); it may raise ValueError when there is no such view. row_axis: of the tensors that come with rows; -1: as
+        the axes say."""
         self._fold = fold
+        self._row_axis = row_axis
         self.name, self._engine_name, self._axes = name, engine_name, axes
         self._meta = (_library.pairs(dict(meta)), len(meta)) if meta else None
         self.bind(trace)
@@ -113,10 +118,26 @@ class PreparedSite:
         self._trace = trace
         self.number: int = trace._add_site(self.name, self._engine_name, self._axes)
         self._layouts: dict[int, _Layout] = {}
-        self._site = _fast_call.CSite(trace=addressof(trace._live))
+        self._site = _fast_call.CSite(trace=addressof(trace._live), row_axis=self._row_axis)
         self.address = addressof(self._site)
         self.fast: _fast_call.Record = _fast_call.never
         self.type: type[Any] = _fast_call.Nothing
+        if self._fold is None:
+            self._take_any()
+
+    def _take_any(self) -> None:
+        """Gives the built-in function all tensors that it can read. Once torch is there."""
+        functions = _fast_call.functions()
+        # The sink stderr may be a pipe that a thread of this process reads, which needs Python's lock for it.
+        if functions is None or not self._trace.file:
+            return
+        self._event = _library.CEvent.from_buffer_copy(_library.BLANK_EVENT)
+        self._event.site = self.number
+        if self._meta is not None:
+            self._event.meta, self._event.n_meta = self._meta
+        self._site.event = pointer(self._event)
+        self._site.ready = 1
+        self.fast, self.type = functions.record, functions.type
 
     def wanted(self, step: int = -1) -> bool:
         """Whether the settings let this site through at this step now; False once the trace is closed."""
@@ -132,8 +153,8 @@ class PreparedSite:
     def record(self, tensor: Any, rows: Rows | None) -> bool:
         """Measures a torch tensor in host memory. rows: None for a tensor without token rows. As Trace.record() it
         returns True when recorded or left out, and raises UsageError for what does not fit."""
-        if type(tensor) is self.type and not tensor.is_neg():
-            done = self.fast(self.address, tensor, tensor.storage_offset(), 0 if rows is None else rows.address)
+        if type(tensor) is self.type:
+            done = self.fast(self.address, tensor, 0 if rows is None else rows.address)
             if done:
                 return True
             if done is None:
@@ -144,13 +165,16 @@ class PreparedSite:
 
     def _learn(self, layout: _Layout, tensor: Any) -> None:
         """Gives the built-in function the layout of a tensor that was recorded."""
-        code = _fast_call.CODES.get(str(tensor.dtype))
-        found = _fast_call.of(tensor)
-        shape = tensor.shape
-        if code is None or found is None or not 0 < tensor.numel() <= _fast_call.LARGEST:
+        if self._fold is None:
+            self._take_any()
             return
-        if not self._trace.file:
-            return  # stderr may be a pipe that a thread of this process reads, which needs Python's lock for it
+        code = _fast_call.CODES.get(str(tensor.dtype))
+        functions = _fast_call.functions()
+        shape = tensor.shape
+        if code is None or functions is None or not self._trace.file:
+            return
+        if not 0 < tensor.numel() <= _fast_call.LARGEST:
+            return
         site = self._site
         site.ready = 0  # a call of another thread may come between any two lines
         event = _library.CEvent.from_buffer_copy(layout.event)  # of the thread's: arrays of its own
@@ -161,7 +185,7 @@ class PreparedSite:
         site.ndim = len(shape)
         site.code, site.bits = code
         site.ready = 1
-        self.fast, self.type = found
+        self.fast, self.type = functions.record, functions.type
 
     def _record(self, tensor: Any, rows: Rows | None) -> bool:
         trace = self._trace
@@ -205,6 +229,8 @@ class PreparedSite:
                     event.runs, event.n_runs = rows.array, rows.count
                     event.step, event.phase = rows.step, rows.phase
                     event.compute_dtype = rows.compute_dtype
+                given = rows is not None and rows.count != 0
+                event.row_axis = self._row_axis if given else -1
                 layout.rows = rows
             offset = tensor.storage_offset()
             address = tensor.data_ptr()

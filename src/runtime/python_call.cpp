@@ -7,21 +7,129 @@ namespace {
 
 using assay::DlTensor;
 using assay::PythonFunctions;
+using assay::PythonModule;
+using assay::PythonNow;
+using assay::PythonPart;
 using assay::PythonRows;
 using assay::PythonSite;
 
-static_assert(sizeof(DlTensor) == 48 && sizeof(PythonRows) == 32 && offsetof(PythonSite, error) == 48,
+static_assert(sizeof(DlTensor) == 48 && sizeof(PythonRows) == 32 && offsetof(PythonSite, error) == 48 &&
+                  sizeof(PythonNow) == 40 && sizeof(PythonPart) == 24 && sizeof(PythonModule) == 48,
               "python/assay/_fast_call.py mirrors them");
 
 constexpr int32_t kHostMemory = 1;
 
+// Elements of a tensor that may be measured with Python's lock held: about as long as a hand-over of the lock takes.
+constexpr int64_t kLargest = 32768;
+
+constexpr intptr_t kMaxParts = 8;
+
 const PythonFunctions* python = nullptr;  // set with Python's lock held, as it is read
+PythonModule* const* modules = nullptr;   // the same
+int64_t n_modules = 0;
+
+// An event's data type by DLPack's code and bits; 0: none of those that are taken here.
+uint32_t DtypeOf(uint8_t code, uint8_t bits) {
+  switch (code << 8 | bits) {
+    case 2 << 8 | 64:
+      return ASSAY_DTYPE_F64;
+    case 2 << 8 | 32:
+      return ASSAY_DTYPE_F32;
+    case 2 << 8 | 16:
+      return ASSAY_DTYPE_F16;
+    case 4 << 8 | 16:
+      return ASSAY_DTYPE_BF16;
+    case 0 << 8 | 64:
+      return ASSAY_DTYPE_I64;
+    case 0 << 8 | 32:
+      return ASSAY_DTYPE_I32;
+    case 6 << 8 | 8:
+      return ASSAY_DTYPE_BOOL;
+    default:
+      return 0;
+  }
+}
+
+const void* TypeOf(const void* object) {
+  const void* type;  // behind the reference count: the head of an object is part of the stable ABI
+  std::copy_n(static_cast<const char*>(object) + sizeof(intptr_t), sizeof type, reinterpret_cast<char*>(&type));
+  return type;
+}
+
+// What a method without arguments gives; -1 when it raises.
+long long Ask(void* method, void* tensor) {
+  void* answer = python->call(method, tensor, nullptr);
+  if (answer == nullptr) {
+    python->clear_error();
+    return -1;
+  }
+  const long long value = answer == python->yes ? 1 : answer == python->no ? 0 : python->number(answer);
+  python->drop_reference(answer);
+  return value;
+}
+
+struct Tensor {
+  DlTensor dl;
+  int64_t offset;
+  uint32_t dtype;
+};
 
 bool HasLayout(const DlTensor& tensor, const PythonSite& site) {
-  return tensor.device_type == kHostMemory && tensor.ndim == site.ndim && tensor.code == site.code &&
-         tensor.bits == site.bits && tensor.lanes == 1 && tensor.data != nullptr && tensor.strides != nullptr &&
+  return tensor.ndim == site.ndim && tensor.code == site.code && tensor.bits == site.bits &&
          std::equal(site.shape, site.shape + site.ndim, tensor.shape) &&
          std::equal(site.strides, site.strides + site.ndim, tensor.strides);
+}
+
+// Reads a tensor that the site may record; false: it is another's business.
+bool Read(void* object, const PythonSite& site, Tensor* out) {
+  if (site.ready == 0 || *site.trace == nullptr || TypeOf(object) != python->tensor_type) return false;
+  DlTensor& dl = out->dl;
+  if (python->read_tensor(object, &dl) != 0) {
+    python->clear_error();
+    return false;
+  }
+  out->dtype = DtypeOf(dl.code, dl.bits);
+  if (dl.device_type != kHostMemory || dl.lanes != 1 || out->dtype == 0 || dl.data == nullptr) return false;
+  if (dl.ndim != 0 && (dl.shape == nullptr || dl.strides == nullptr)) return false;
+  int64_t n = 1;
+  for (int32_t i = 0; i < dl.ndim; ++i) {
+    if (dl.shape[i] > kLargest || (n *= dl.shape[i]) > kLargest) return false;
+  }
+  if (n == 0 || (site.shape != nullptr && !HasLayout(dl, site))) return false;
+  // Negated memory is that of imaginary parts, which come in the types that complex numbers have.
+  if (out->dtype != ASSAY_DTYPE_BF16 && Ask(python->is_neg, object) != 0) return false;
+  out->offset = Ask(python->storage_offset, object);
+  return out->offset >= 0;
+}
+
+// The result of assay_record.
+int Record(const Tensor& tensor, const PythonRows* rows, PythonSite* site) {
+  const DlTensor& dl = tensor.dl;
+  assay_event event = *site->event;
+  if (site->shape == nullptr) {
+    event.dtype = tensor.dtype;
+    event.ndim = dl.ndim;
+    event.shape = dl.shape;
+    event.strides = dl.strides;
+  }
+  event.offset = tensor.offset;
+  // An event's data is where the storage begins.
+  event.data = static_cast<const char*>(dl.data) + dl.byte_offset - tensor.offset * (dl.bits / 8);
+  event.n_runs = 0;
+  event.step = -1;
+  event.phase = 0;
+  event.compute_dtype = 0;
+  if (rows != nullptr) {
+    event.runs = rows->runs;
+    event.n_runs = rows->n_runs;
+    if (rows->n_runs != 0 && site->row_axis >= 0) event.row_axis = site->row_axis;
+    event.step = rows->step;
+    event.phase = rows->phase;
+    event.compute_dtype = rows->compute_dtype;
+  }
+  const int result = assay_record(*site->trace, &event, &site->error);
+  if (result != 0) site->result = result;
+  return result;
 }
 
 void* Answer(void* object) {
@@ -34,42 +142,78 @@ T* At(void* number) {
   return reinterpret_cast<T*>(static_cast<intptr_t>(python->number(number)));
 }
 
+// The members of a result in their order, `n` of them; false: it does not look like the module's results. REQUIRES: at
+// most kMaxParts.
+bool TakeApart(const PythonModule& module, void* result, void** members) {
+  if (TypeOf(result) != module.result_type) return false;
+  if (module.result_type == python->tensor_type) {
+    members[0] = result;
+    return true;
+  }
+  const auto n = static_cast<intptr_t>(module.n_parts);
+  if (module.is_dict == 0 && python->tuple_size(result) != n) return false;
+  intptr_t at = 0;
+  for (intptr_t i = 0; i < n; ++i) {
+    void* key = nullptr;
+    if (module.is_dict == 0) {
+      members[i] = python->tuple_item(result, i);
+    } else if (python->dict_next(result, &at, &key, &members[i]) == 0) {
+      return false;
+    }
+    if (key != module.parts[i].key || TypeOf(members[i]) != module.parts[i].type) return false;
+  }
+  void *key, *value;
+  return module.is_dict == 0 || python->dict_next(result, &at, &key, &value) == 0;
+}
+
+bool Leave(PythonModule* module, void* result) {
+  const PythonNow& now = *module->now;
+  if (now.on == 0 || python->list_size(now.busy) != 0) return false;
+  void* members[kMaxParts];
+  if (!TakeApart(*module, result, members)) return false;
+  // All are looked at before one is recorded, or the long way would record some twice.
+  Tensor tensors[kMaxParts];
+  for (uint32_t i = 0; i < module->n_parts; ++i) {
+    const PythonSite* site = module->parts[i].site;
+    if (site != nullptr && !Read(members[i], *site, &tensors[i])) return false;
+  }
+  ++module->fired;
+  for (uint32_t i = 0; i < module->n_parts; ++i) {
+    PythonSite* site = module->parts[i].site;
+    if (site == nullptr) continue;
+    const bool fit = tensors[i].dl.ndim > 0 && tensors[i].dl.shape[0] == now.n_rows;
+    (void)Record(tensors[i], fit ? now.rows : now.rest, site);  // what is lost is counted there
+  }
+  return true;
+}
+
 }  // namespace
 
 extern "C" {
 
 void assay_python_functions(const PythonFunctions* functions) { python = functions; }
 
+void assay_python_modules(PythonModule* const* table, int64_t n) {
+  modules = table;
+  n_modules = n;
+}
+
 void* assay_python_record(void*, void* const* arguments, intptr_t n_arguments) {
-  if (n_arguments != 4) return Answer(python->no);
+  if (n_arguments != 3) return Answer(python->no);
   auto* site = At<PythonSite>(arguments[0]);
-  assay_trace* trace = site->trace == nullptr ? nullptr : *site->trace;
-  DlTensor tensor{};
-  if (site->ready == 0 || trace == nullptr) return Answer(python->no);
-  if (python->read_tensor(arguments[1], &tensor) != 0) {
-    python->clear_error();
-    return Answer(python->no);
-  }
-  if (!HasLayout(tensor, *site)) return Answer(python->no);
-  assay_event event = *site->event;
-  event.offset = python->number(arguments[2]);
-  // An event's data is where the storage begins.
-  event.data = static_cast<const char*>(tensor.data) + tensor.byte_offset - event.offset * (site->bits / 8);
-  event.n_runs = 0;
-  event.step = -1;
-  event.phase = 0;
-  event.compute_dtype = 0;
-  if (const auto* rows = At<const PythonRows>(arguments[3])) {
-    event.runs = rows->runs;
-    event.n_runs = rows->n_runs;
-    event.step = rows->step;
-    event.phase = rows->phase;
-    event.compute_dtype = rows->compute_dtype;
-  }
-  const int result = assay_record(trace, &event, &site->error);
-  if (result == 0) return Answer(python->yes);
-  site->result = result;
-  return Answer(python->none);
+  Tensor tensor;
+  if (!Read(arguments[1], *site, &tensor)) return Answer(python->no);
+  const int result = Record(tensor, At<const PythonRows>(arguments[2]), site);
+  return Answer(result == 0 ? python->yes : python->none);
+}
+
+void* assay_python_leave(void*, void* const* arguments, intptr_t n_arguments) {
+  if (n_arguments != 3) return Answer(python->no);
+  const int64_t number = python->number(arguments[0]);
+  if (number < 0 || number >= n_modules) return Answer(python->no);
+  PythonModule* module = modules[number];
+  const bool known = module != nullptr && module->module == arguments[1] && module->n_parts <= kMaxParts;
+  return Answer(known && Leave(module, arguments[2]) ? python->yes : python->no);
 }
 
 }  // extern "C"

@@ -1,9 +1,11 @@
-// Recording a tensor of a Python program by one call of a built-in function, for probes that fire thousands of times a
+// Recording tensors of a Python program by one call of a built-in function, for probes that fire thousands of times a
 // second: through ctypes, with the tensor's attributes read in Python, a call costs more than measuring a small tensor.
 //
 // Nothing of Python is linked: python/assay/_fast_call.py hands over the addresses of the few functions of Python's
-// stable ABI that are needed, and makes the built-in function. The tensor is read by the C function that its library
+// stable ABI that are needed, and makes the built-in functions. The tensor is read by the C function that its library
 // hands out for this (DLPack's exchange API). For our own Python package alone: assay.h does not have it.
+//
+// All structures are written and read with Python's lock held. Objects of Python in them are compared, never kept.
 #pragma once
 
 #include <cstdint>
@@ -26,16 +28,27 @@ struct DlTensor {
   uint64_t byte_offset;
 };
 
-// By address; one a process. Of Python: PyErr_Clear, PyLong_AsLongLong, Py_IncRef; True, False, None. Of the tensor
-// library: dltensor_from_py_object_no_sync.
+// By address; one a process. Of Python: PyErr_Clear, PyLong_AsLongLong, Py_IncRef, Py_DecRef, PyObject_CallFunction-
+// ObjArgs, PyList_Size, PyTuple_GetItem, PyDict_Next; True, False, None. Of the tensor library: the type of its
+// tensors, dltensor_from_py_object_no_sync, and the methods that give a tensor's offset in its storage (elements) and
+// whether its memory holds the negated values.
 struct PythonFunctions {
   void (*clear_error)();
   long long (*number)(void* object);
   void (*add_reference)(void* object);
-  int (*read_tensor)(void* object, DlTensor* out);  // 0, or a Python exception is set
+  void (*drop_reference)(void* object);
+  void* (*call)(void* function, ...);                                    // objects, then NULL; a new reference
+  intptr_t (*list_size)(void* list);                                     // -1: not a list
+  intptr_t (*tuple_size)(void* tuple);                                   // -1: not a tuple
+  void* (*tuple_item)(void* tuple, intptr_t number);                     // borrowed
+  int (*dict_next)(void* dict, intptr_t* at, void** key, void** value);  // borrowed; 0: no more
+  int (*read_tensor)(void* object, DlTensor* out);                       // 0, or a Python exception is set
   void* yes;
   void* no;
   void* none;
+  void* tensor_type;
+  void* storage_offset;
+  void* is_neg;
 };
 
 // The rows of a step.
@@ -47,29 +60,64 @@ struct PythonRows {
   uint32_t compute_dtype;
 };
 
-// One site, with the layout that its last tensor had. Written and read with Python's lock held.
+// One site. Either any tensor will do (shape is NULL), or those laid out like the last one.
 struct PythonSite {
   assay_trace* const* trace;  // at the handle, which is NULL once the trace closes
-  const assay_event* event;   // all but data, offset and rows
+  const assay_event* event;   // all but data, offset and rows; and but dtype, shape and strides where any will do
   const int64_t* shape;       // the tensor's own; the event's may differ (axes folded)
   const int64_t* strides;
   int32_t ndim;
   uint8_t code;
   uint8_t bits;
-  uint16_t ready;  // 0: no layout yet
-  int32_t result;  // of the last assay_record that was not 0
-  uint32_t reserved;
+  uint16_t ready;    // 0: not yet
+  int32_t result;    // of the last assay_record that was not 0
+  int32_t row_axis;  // of tensors that come with rows; -1: as the site's axes say
   assay_error error;
+};
+
+// What the recorded tensors of a process have in common now.
+struct PythonNow {
+  uint64_t on;             // 0: nothing is known of the rows
+  int64_t n_rows;          // of the step; -1: the host has none
+  const PythonRows* rows;  // for tensors whose axis 0 has n_rows, and ...
+  const PythonRows* rest;  // ... for others
+  void* busy;              // a list: empty unless a callback runs, in which nothing is observed
+};
+
+// One member of a module's result: a tensor for `site`, or, with site NULL, something of `type` that holds none.
+struct PythonPart {
+  const void* key;  // in a dictionary; NULL in a tuple
+  const void* type;
+  PythonSite* site;
+};
+
+// A module whose results are recorded and all look alike.
+struct PythonModule {
+  const void* module;       // NULL: gone
+  const void* result_type;  // the tensor type: parts[0] is the result itself
+  const PythonPart* parts;
+  uint32_t n_parts;
+  uint32_t is_dict;  // else a tuple
+  PythonNow* now;
+  uint64_t fired;
 };
 
 }  // namespace assay
 
 extern "C" {
-// To be called once before the first assay_python_record; the functions stay where they are.
+// To be called once before the others; the functions stay where they are.
 ASSAY_API void assay_python_functions(const assay::PythonFunctions* functions);
 
-// METH_FASTCALL, with Python's lock held: (address of a PythonSite; tensor of the library that read_tensor belongs to;
-// its offset in its storage, in elements; address of PythonRows or 0). True: recorded, or left out by the settings.
-// None: `result` and `error` say why not. False: nothing was done, as the layout is another one than the last.
+// METH_FASTCALL, with Python's lock held: (address of a PythonSite, tensor, address of PythonRows or 0). True:
+// recorded, or left out by the settings. None: `result` and `error` say why not. False: nothing was done; it is not
+// such a tensor.
 ASSAY_API void* assay_python_record(void* self, void* const* arguments, intptr_t n_arguments);
+
+// METH_FASTCALL, with Python's lock held: (address of a PythonModule's address in a table, module, result). True: all
+// tensors of the result were given to their sites, where what is not recorded is counted. False: nothing was done; it
+// is not such a module or result.
+ASSAY_API void* assay_python_leave(void* self, void* const* arguments, intptr_t n_arguments);
+
+// The table for assay_python_leave: a PythonModule or NULL by number.
+ASSAY_API void assay_python_modules(assay::PythonModule* const* modules, int64_t n_modules);
 }

@@ -33,6 +33,9 @@ class _Inside(threading.local):
 inside = _Inside()
 """``inside.callback`` is True on a thread that runs a callback."""
 
+busy: list[None] = []
+"""Has a member for each callback that runs on any thread: for _fast_call.py, which observes nothing then."""
+
 
 class Call:
     """One call of an observed callable.
@@ -141,11 +144,13 @@ class Site:
 
     def _callback(self, function: Callable[..., object], *arguments: Any) -> None:
         inside.callback = True
+        busy.append(None)
         try:
             function(*arguments)
         except Exception as problem:
             self.session.failed(self.label, problem)
         finally:
+            busy.pop()
             inside.callback = False
 
     def _run_around(self, call: Call, arounds: list[Around]) -> Any:
@@ -158,16 +163,19 @@ class Site:
                 raise error[0]
             if not outcome:
                 inside.callback = False
+                busy.pop()
                 try:
                     outcome.append(self._innermost(call, arounds[1:]))
                 except BaseException as problem:
                     error.append(problem)
                     raise
                 finally:
+                    busy.append(None)
                     inside.callback = True
             return outcome[0]
 
         inside.callback = True
+        busy.append(None)
         try:
             arounds[0](call, proceed)
         except BaseException as problem:
@@ -176,6 +184,7 @@ class Site:
             elif not error:
                 raise
         finally:
+            busy.pop()
             inside.callback = False
         if not outcome and not error:
             return self._innermost(call, arounds[1:])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._prepared import PreparedSite
 from .._prepared import Rows as PreparedRows
-from . import selectors
+from . import quick, selectors
 from .calls import Call
 
 if TYPE_CHECKING:
@@ -64,9 +64,9 @@ class Outputs:
         self._session = session
         self._trace: Trace | None = None
         self._sites: dict[str, PreparedSite] = {}
-        self._given: Rows | None = None
         self._rows: PreparedRows | None = None
-        self._step: PreparedRows | None = None  # for tensors with other rows
+        self._rest: PreparedRows | None = None  # for tensors with other rows
+        self._n_rows = -1
 
     def __call__(self, module: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
         session = self._session
@@ -76,49 +76,48 @@ class Outputs:
             self._sites.clear()
             if trace is None:
                 return
-        if session.rows is not self._given:
+        if not session.now.on:
             self._take(session.rows)
         if hasattr(result, "data_ptr"):
-            site = self._sites.get(name)
-            rows = self._rows
-            if site is None or rows is not None:
-                self._record(trace, name, result)
-            else:
-                site.record(result, None)
+            self._record(trace, name, result)
             return
         for full, tensor in tensors_of(name, result):
             self._record(trace, full, tensor)
 
-    def quick(self, name: str, result: Any) -> bool:
-        """The same for a tensor that is laid out like the last of its module, in a host without rows; False: nothing was
-        done. It calls no module and raises nothing."""
-        session = self._session
-        if self._trace is not session._trace or self._given is not session.rows or self._rows is not None:
-            return False
-        site = self._sites.get(name)
-        if site is None or type(result) is not site.type:
-            return False
-        try:
-            # None: dropped, and counted by the library. What a layout may be refused for, it was not before.
-            return not result.is_neg() and site.fast(site.address, result, result.storage_offset(), 0) is not False
-        except Exception:  # a sparse tensor has no offset
-            return False
+    def parts(self, name: str, result: Any) -> quick.Parts | None:
+        """For a result that was recorded: what of it goes where, if results like it can be recorded quickly."""
+        if self._trace is None or not self._trace.file:
+            return None
+        if quick.fits(result):
+            found: list[tuple[Any, Any]] | None = [(None, result)]
+        else:
+            found = quick.members(result)
+        if found is None:
+            return None
+        sites = {id(tensor): self._sites.get(full) for full, tensor in tensors_of(name, result)}
+        if len(sites) != sum(not quick.holds_nothing(value) for _key, value in found):
+            return None  # one tensor at two places
+        parts = [(key, value, sites.get(id(value))) for key, value in found]
+        good = all(site is not None and quick.fits(v) if id(v) in sites else True for _key, v, site in parts)
+        return parts if good else None
 
     def _take(self, rows: Rows | None) -> None:
-        self._given, self._rows, self._step = rows, None, None
-        if rows is not None:
-            step = -1 if rows.step is None else rows.step
-            self._rows = PreparedRows(rows.runs, step=step, phase=rows.phase)
-            self._step = PreparedRows([], step=step, phase=rows.phase)
+        now = self._session.now
+        if rows is None:
+            self._n_rows, self._rows, self._rest = -1, None, None
+            now.rows = now.rest = None
+        else:
+            self._n_rows, self._rows, self._rest = rows.n_rows, rows.prepared(True), rows.prepared(False)
+            now.rows, now.rest = self._rows.address, self._rest.address
+        now.n_rows = self._n_rows
+        now.on = 1
 
     def _record(self, trace: Trace, name: str, tensor: Any) -> None:
         site = self._sites.get(name)
         if site is None:
-            site = self._sites[name] = PreparedSite(trace, f"{name or 'model'}.out")
-        rows = self._rows
-        if rows is not None and (not tensor.ndim or tensor.shape[0] != rows.n_rows):
-            rows = self._step
-        site.record(tensor, rows)
+            site = self._sites[name] = PreparedSite(trace, f"{name or 'model'}.out", row_axis=0)
+        fit = tensor.ndim > 0 and tensor.shape[0] == self._n_rows
+        site.record(tensor, self._rows if fit else self._rest)
 
 
 def observe_modules(session: Session, selector: selectors.Selector) -> None:

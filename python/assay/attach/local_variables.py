@@ -19,7 +19,7 @@ from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from . import compiled
-from .calls import Call, inside
+from .calls import Call, busy, inside
 from .probes import NotFoundError, Probe, nearest
 
 if TYPE_CHECKING:
@@ -335,11 +335,13 @@ class _Observed:
             call.compiled = True
             call._self = self.session.labelled(label)
         inside.callback = True
+        busy.append(None)
         try:
             then({name: value}, call)
         except Exception as problem:
             self.session.failed(f"{self.function.__qualname__}:{name}", problem)
         finally:
+            busy.pop()
             inside.callback = False
 
     def observe_compiled(self, when: str, label: str, names: list[str], values: list[Any]) -> None:

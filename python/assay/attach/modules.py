@@ -14,8 +14,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import compiled
-from .calls import inside, structure
+from . import compiled, quick
+from .calls import busy, inside, structure
 from .probes import Probe, nearest
 
 if TYPE_CHECKING:
@@ -39,21 +39,26 @@ class Modules:
 class _Watched:
     """One observed module."""
 
-    __slots__ = ("befores", "label", "module", "name", "number", "quick", "session", "thens")
+    __slots__ = ("__weakref__", "befores", "label", "learned", "module", "n_learned", "name", "number", "session", "thens")
 
     def __init__(self, session: Session, module: Any, name: str, label: str) -> None:
-        self.module = weakref.ref(module)
+        self.learned: quick.Learned | None = None
+        self.n_learned = 0
+        self.module = weakref.ref(module, self._gone)
         self.session = session
         self.name = name
         self.label = label
         self.thens: list[tuple[Probe, Then]] = []
         self.befores: list[tuple[Probe, Before]] = []
         self.number = -1
-        # quick(name, result): all that the only one of thens does, when it is a Quick; False: not this time.
-        self.quick: tuple[Probe, Callable[[str, Any], bool]] | None = None
+
+    def _gone(self, _module: Any) -> None:
+        if self.learned is not None:
+            self.learned.gone()
 
     def enter(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         inside.callback = True
+        busy.append(None)
         try:
             for probe, before in self.befores:
                 probe.fired += 1
@@ -61,18 +66,49 @@ class _Watched:
         except Exception as problem:
             self.session.failed(self.name, problem)
         finally:
+            busy.pop()
             inside.callback = False
 
     def leave(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         inside.callback = True
+        busy.append(None)
         try:
             for probe, then in self.thens:
                 probe.fired += 1
                 then(module, self.name, args, kwargs, result)
+            if self.n_learned < quick.MAX_LEARNED:
+                self._learn(module, result)
         except Exception as problem:
             self.session.failed(self.name, problem)
         finally:
+            busy.pop()
             inside.callback = False
+
+    def _learn(self, module: Any, result: Any) -> None:
+        """From now on results like this one go through the built-in function, when nothing else is to be done."""
+        if len(self.thens) != 1 or self.befores or self.module() is not module:
+            return
+        probe, then = self.thens[0]
+        parts = getattr(then, "parts", None)
+        if parts is None:
+            return
+        self.n_learned += 1
+        found = parts(self.name, result)
+        if found is None:
+            return
+        old = self.learned
+        self.learned = quick.Learned(self.number, module, result, found, self.session.now)
+        if old is not None:
+            probe._counts.remove(old.c)
+            probe.fired += old.c.fired
+        probe._counts.append(self.learned.c)
+        object.__setattr__(module, "_assay_quick", self.number)
+
+    def unlearn(self, module: Any) -> None:
+        """Somebody else listens to the module, too."""
+        self.n_learned = quick.MAX_LEARNED
+        quick.forget(self.number)
+        object.__setattr__(module, "_assay_quick", -1)
 
 
 class _CompiledModules:
@@ -124,13 +160,36 @@ def _let_script(torch: Any) -> None:
     torch.jit.script = without
 
 
+def _leave(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    """What a quick module has to do whose result the built-in function did not take."""
+    if compiled.is_compiling():  # by another than Dynamo
+        compiled.observe_result("module", module, result)
+        return
+    watched = None if inside.callback else _of(module)
+    if watched is not None:
+        watched.leave(module, args, kwargs, result)
+
+
 def _wrap_forward(kind: Any) -> None:
     """Puts the wrapper around the class's forward, once."""
+    import torch
+
+    # Cheaper than is_compiling(), and a constant to Dynamo as well.
+    is_dynamo_compiling = torch.compiler.is_dynamo_compiling
     original = getattr(kind, "forward", None)
     if original is None or "_assay_forward" in vars(kind):
         return
 
+    leave = quick.leave_function()
+
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # Most calls of a step take this way: every instruction counts.
+        quick = self._assay_quick
+        if quick >= 0 and type(self) is kind and not is_dynamo_compiling():
+            result = original(self, *args, **kwargs)
+            if not leave(quick, self, result):  # type: ignore[misc]
+                _leave(self, args, kwargs, result)
+            return result
         number = self._assay_number
         if number < 0 or type(self) is not kind:
             return original(self, *args, **kwargs)
@@ -141,29 +200,15 @@ def _wrap_forward(kind: Any) -> None:
             if self._assay_after:
                 compiled.observe_result("module", self, result)
             return result
-        local = inside
-        if local.callback:
+        if inside.callback:
             return original(self, *args, **kwargs)
-        watched = _watched[number] if number < len(_watched) else None
-        if watched is None or watched.module() is not self:  # a copy, or out of another process
+        watched = _of(self)
+        if watched is None:  # a copy, or out of another process
             return original(self, *args, **kwargs)
         if watched.befores:
             watched.enter(self, args, kwargs)
         result = original(self, *args, **kwargs)
-        quick = watched.quick
-        if quick is not None and quick[1](watched.name, result):
-            quick[0].fired += 1
-            return result
-        # leave() once more, without the call: this runs for every module of a step.
-        local.callback = True
-        try:
-            for probe, then in watched.thens:
-                probe.fired += 1
-                then(self, watched.name, args, kwargs, result)
-        except Exception as problem:
-            watched.session.failed(watched.name, problem)
-        finally:
-            local.callback = False
+        watched.leave(self, args, kwargs, result)
         return result
 
     functools.update_wrapper(forward, original)
@@ -192,7 +237,7 @@ def _watch(session: Session, module: Any, name: str, prefix: str) -> _Watched:
 
     base: Any = torch.nn.Module
     if not hasattr(base, "_assay_number"):
-        base._assay_number = -1
+        base._assay_number = base._assay_quick = -1
         base._assay_before = base._assay_after = False
         _let_script(torch)
     _wrap_forward(type(module))
@@ -223,11 +268,12 @@ def observe(
         watched = _watch(session, module, name, prefix)
         if then is not None:
             watched.thens.append((probe, then))
-            quick = getattr(then, "quick", None)
-            watched.quick = (probe, quick) if quick is not None and len(watched.thens) == 1 else None
+            if len(watched.thens) > 1:
+                watched.unlearn(module)
             object.__setattr__(module, "_assay_after", True)
         if before is not None:
             watched.befores.append((probe, before))
+            watched.unlearn(module)
             object.__setattr__(module, "_assay_before", True)
         found.append(name)
     if found:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 State = Literal["waiting", "attached", "not found", "absent on this path", "failed"]
 
@@ -16,7 +16,7 @@ class Probe:
 
     ``label``: as in a selector, "call:pkg.mod:Class.method". ``requested``: named by the user (ASSAY_PROBES); it is
     reported even when its module was never imported. ``state``: waiting (its module has not been imported), attached, not
-    found, absent on this path (the profile expects that, ``detail`` says why) or failed. ``fired`` counts; ``note`` says what limits an attached one.
+    found, absent on this path (the profile expects that, ``detail`` says why) or failed. ``fired`` counts, but for what _fast_call.py records (``times`` has all); ``note`` says what limits an attached one.
     """
 
     label: str
@@ -28,6 +28,17 @@ class Probe:
     fired: int = 0
     note: str = ""
     _told: str = dataclasses.field(default="", repr=False)  # the state that the trace knows
+    _counts: list[Any] = dataclasses.field(default_factory=list, repr=False)  # objects with more of ``fired``
+
+    @property
+    def times(self) -> int:
+        """How often it fired, by whatever way."""
+        return self.fired + sum(int(c.fired) for c in self._counts)
+
+    def forget_times(self) -> None:
+        self.fired = 0
+        for count in self._counts:
+            count.fired = 0
 
     def not_found(self, detail: str) -> None:
         if self.absent_reason is not None:

@@ -18,7 +18,7 @@ from .._errors import Error
 from .._prepared import PreparedSite
 from .._settings import settings as read_settings
 from .._trace import Trace
-from . import audit, calls, compiled, local_variables, modules, selectors, targets
+from . import audit, calls, compiled, local_variables, modules, quick, selectors, targets
 from .calls import After, Around, Before, Call
 from .import_hook import ImportHook
 from .probes import NotFoundError, Probe
@@ -35,13 +35,14 @@ MAX_FAILURES = 256
 class Session:
     """One a process, made by start(). No method raises to the host; what goes wrong is counted and noted.
 
-    ``rows``: of the step under way, set by a profile; ``rank``: gives (rank, world size), read when the trace is opened;
+    ``rows``: of the step under way, set by a profile; ``now``: the same for _fast_call.py, once somebody needed it; ``rank``: gives (rank, world size), read when the trace is opened;
     ``audits``: canonical name and rows of output buffers, by callable and argument, for audits of them (audit.py).
     """
 
     def __init__(self) -> None:
         self.settings: dict[str, str] = read_settings()
-        self.rows: Rows | None = None
+        self._rows: Rows | None = None
+        self.now = _fast_call.CNow(n_rows=-1, busy=id(calls.busy))
         self.rank: Callable[[], tuple[int, int]] | None = None
         self.audits: dict[tuple[str, str], audit.Known] = {}
         self.probes: list[Probe] = []
@@ -59,6 +60,15 @@ class Session:
         self._plain: tuple[type[Any] | None, frozenset[Any]] = (None, frozenset())
         self._finished = False
         os.register_at_fork(after_in_child=self._after_fork)
+
+    @property
+    def rows(self) -> Rows | None:
+        return self._rows
+
+    @rows.setter
+    def rows(self, rows: Rows | None) -> None:
+        self.now.on = 0  # before the rows that it has addresses of may go
+        self._rows = rows
 
     # ---- start
 
@@ -436,7 +446,7 @@ class Session:
             return
         for probe in self.probes:
             if probe.state == "attached":
-                self._note(probe.label, "fired" if probe.fired else "never fired", probe.fired, probe.detail)
+                self._note(probe.label, "fired" if probe.times else "never fired", probe.times, probe.detail)
             elif probe.state == "waiting" and probe.requested:
                 self._note(probe.label, "not found", 0, probe.detail)
         for (what, problem), count in self._failures.items():
@@ -455,6 +465,9 @@ class Session:
             _trace._open_traces.remove(self._trace)
         self._trace, self._trace_failed, self._finished = None, "", False
         self._sites.clear()
+        self.now.on = 0
+        quick.forget()
         self._failures.clear()
         for probe in self.probes:
-            probe.fired, probe._told = 0, ""
+            probe.forget_times()
+            probe._told = ""
