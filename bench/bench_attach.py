@@ -9,6 +9,8 @@ which other work on the machine disturbs less.
 
   modules    the output of every module (79) with statistics, sketch, grids and recording
   profile    what the transformers profile records: 103 canonical sites, the router's choice computed again
+  disarmed   the same, with the recording paused: what finding the tensors costs
+  empty hook for comparison: a forward hook a module that does nothing
   norm hook  for comparison: a forward hook that writes one norm a module into a list
 """
 
@@ -26,7 +28,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-WAYS = ("off", "modules", "profile", "norm hook")
+WAYS = ("off", "modules", "disarmed", "profile", "empty hook", "norm hook")
+ATTACHED = ("modules", "disarmed", "profile")
 
 
 def attach(way: str, folder: str) -> None:
@@ -41,7 +44,7 @@ def attach(way: str, folder: str) -> None:
 
 def child(way: str, folder: str, model_path: str, tokens: int, pipe: Any) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
-    if way in ("modules", "profile"):
+    if way in ATTACHED:
         attach(way, folder)
     import torch
     import transformers
@@ -51,12 +54,15 @@ def child(way: str, folder: str, model_path: str, tokens: int, pipe: Any) -> Non
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.bfloat16).eval()
     norms: list[float] = []
-    if way == "modules":
+    if way in ("modules", "disarmed"):
         from assay.attach import defaults, session
 
         attached = session()
         assert attached is not None
         attached.modules(model, "*", then=defaults.Outputs(attached))
+        trace = attached.trace()
+        assert trace is not None
+        trace.arm(way == "modules")
     if way == "norm hook":
 
         def hook(module: Any, args: Any, output: Any) -> None:
@@ -66,6 +72,9 @@ def child(way: str, folder: str, model_path: str, tokens: int, pipe: Any) -> Non
 
         for module in model.modules():
             module.register_forward_hook(hook)
+    if way == "empty hook":
+        for module in model.modules():
+            module.register_forward_hook(lambda module, args, output: None)
     ids = torch.arange(5, 21)[None]
     mask = torch.ones_like(ids)
     while pipe.recv():
@@ -75,7 +84,7 @@ def child(way: str, folder: str, model_path: str, tokens: int, pipe: Any) -> Non
         )
         pipe.send((time.process_time() - begin) / tokens * 1e3)
         norms.clear()
-    if way in ("modules", "profile"):
+    if way in ATTACHED:
         from assay import current
 
         trace = current()
@@ -110,7 +119,7 @@ def main() -> None:
         events = {}
         for way in WAYS:
             pipes[way].send(False)
-            if way in ("modules", "profile"):
+            if way in ATTACHED:
                 events[way] = pipes[way].recv() / (options.rounds + 2) / options.tokens
         for process in processes:
             process.join()

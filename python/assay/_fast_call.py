@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from . import _library
 
-Record = Callable[[int, Any, int], Any]
-"""(address of a CSite, tensor, address of CRows or 0): True when recorded, None when the site's result and error say why
+Record = Callable[..., Any]
+"""(address of a CSite, tensor, address of CRows or 0), or with 0 and the address of a CStep or 0 at the end: True when recorded, None when the site's result and error say why
 not, False when nothing was done: it is not a tensor that the site takes."""
 
 Leave = Callable[[int, Any, Any], bool]
@@ -30,8 +30,16 @@ class Functions(NamedTuple):
     type: type[Any]  # of the tensors that they take; no subclass
 
 
-CODES = {"torch.bfloat16": (4, 16), "torch.float16": (2, 16), "torch.float32": (2, 32)}
-"""DLPack's type code and bits."""
+CODES = {
+    "torch.bfloat16": (4, 16),
+    "torch.float16": (2, 16),
+    "torch.float32": (2, 32),
+    "torch.float64": (2, 64),
+    "torch.int64": (0, 64),
+    "torch.int32": (0, 32),
+    "torch.bool": (6, 8),
+}
+"""DLPack's type code and bits of the types that are taken."""
 
 LARGEST = 32768
 """Elements of a tensor that is taken."""
@@ -63,8 +71,12 @@ class CSite(ctypes.Structure):
     ]
 
 
+class CStep(ctypes.Structure):
+    _fields_ = [("n_rows", c_int64), ("rows", c_void_p), ("rest", c_void_p)]
+
+
 class CNow(ctypes.Structure):
-    _fields_ = [("on", c_uint64), ("n_rows", c_int64), ("rows", c_void_p), ("rest", c_void_p), ("busy", c_void_p)]
+    _fields_ = [("on", c_uint64), ("step", c_void_p), ("busy", c_void_p)]
 
 
 class CPart(ctypes.Structure):
@@ -128,7 +140,7 @@ class Nothing:
     """No tensor is of this type."""
 
 
-def never(site: int, tensor: Any, rows: int) -> bool:
+def never(site: int, tensor: Any, rows: int, step: int = 0) -> bool:
     return False
 
 

@@ -12,9 +12,11 @@ using assay::PythonNow;
 using assay::PythonPart;
 using assay::PythonRows;
 using assay::PythonSite;
+using assay::PythonStep;
 
 static_assert(sizeof(DlTensor) == 48 && sizeof(PythonRows) == 32 && offsetof(PythonSite, error) == 48 &&
-                  sizeof(PythonNow) == 40 && sizeof(PythonPart) == 24 && sizeof(PythonModule) == 48,
+                  sizeof(PythonStep) == 24 && sizeof(PythonNow) == 24 && sizeof(PythonPart) == 24 &&
+                  sizeof(PythonModule) == 48,
               "python/assay/_fast_call.py mirrors them");
 
 constexpr int32_t kHostMemory = 1;
@@ -102,6 +104,12 @@ bool Read(void* object, const PythonSite& site, Tensor* out) {
   return out->offset >= 0;
 }
 
+const PythonRows* RowsOf(const Tensor& tensor, const PythonStep* step) {
+  if (step == nullptr) return nullptr;
+  const bool fit = tensor.dl.ndim > 0 && tensor.dl.shape[0] == step->n_rows;
+  return fit ? step->rows : step->rest;
+}
+
 // The result of assay_record.
 int Record(const Tensor& tensor, const PythonRows* rows, PythonSite* site) {
   const DlTensor& dl = tensor.dl;
@@ -181,8 +189,7 @@ bool Leave(PythonModule* module, void* result) {
   for (uint32_t i = 0; i < module->n_parts; ++i) {
     PythonSite* site = module->parts[i].site;
     if (site == nullptr) continue;
-    const bool fit = tensors[i].dl.ndim > 0 && tensors[i].dl.shape[0] == now.n_rows;
-    (void)Record(tensors[i], fit ? now.rows : now.rest, site);  // what is lost is counted there
+    (void)Record(tensors[i], RowsOf(tensors[i], now.step), site);  // what is lost is counted there
   }
   return true;
 }
@@ -199,11 +206,13 @@ void assay_python_modules(PythonModule* const* table, int64_t n) {
 }
 
 void* assay_python_record(void*, void* const* arguments, intptr_t n_arguments) {
-  if (n_arguments != 3) return Answer(python->no);
+  if (n_arguments != 3 && n_arguments != 4) return Answer(python->no);
   auto* site = At<PythonSite>(arguments[0]);
   Tensor tensor;
   if (!Read(arguments[1], *site, &tensor)) return Answer(python->no);
-  const int result = Record(tensor, At<const PythonRows>(arguments[2]), site);
+  const PythonRows* rows =
+      n_arguments == 3 ? At<const PythonRows>(arguments[2]) : RowsOf(tensor, At<const PythonStep>(arguments[3]));
+  const int result = Record(tensor, rows, site);
   return Answer(result == 0 ? python->yes : python->none);
 }
 

@@ -60,6 +60,13 @@ struct PythonRows {
   uint32_t compute_dtype;
 };
 
+// Whose the rows of a step's tensors are.
+struct PythonStep {
+  int64_t n_rows;
+  const PythonRows* rows;  // for tensors whose axis 0 has n_rows, and ...
+  const PythonRows* rest;  // ... for others
+};
+
 // One site. Either any tensor will do (shape is NULL), or those laid out like the last one.
 struct PythonSite {
   assay_trace* const* trace;  // at the handle, which is NULL once the trace closes
@@ -75,12 +82,10 @@ struct PythonSite {
   assay_error error;
 };
 
-// What the recorded tensors of a process have in common now.
+// What the observed modules of a process have in common now.
 struct PythonNow {
   uint64_t on;             // 0: nothing is known of the rows
-  int64_t n_rows;          // of the step; -1: the host has none
-  const PythonRows* rows;  // for tensors whose axis 0 has n_rows, and ...
-  const PythonRows* rest;  // ... for others
+  const PythonStep* step;  // NULL: the host has none
   void* busy;              // a list: empty unless a callback runs, in which nothing is observed
 };
 

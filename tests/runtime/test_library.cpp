@@ -43,8 +43,8 @@ TEST(Library, ExportsTheFunctionsOfItsHeaderAlone) {
     EXPECT_EQ(name.find("assay_"), 0u) << name;
     ++functions;
   }
-  // A new function is a new number here, and in the renaming block of assay.h; two are our Python package's alone.
-  EXPECT_EQ(functions, 20 + 2);
+  // A new function is a new number here, and in the renaming block of assay.h; four are our Python package's alone.
+  EXPECT_EQ(functions, 20 + 4);
 }
 
 #if defined(__x86_64__)

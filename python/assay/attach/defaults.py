@@ -7,7 +7,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from .._prepared import PreparedSite
-from .._prepared import Rows as PreparedRows
 from . import quick, selectors
 from .calls import Call
 
@@ -64,9 +63,7 @@ class Outputs:
         self._session = session
         self._trace: Trace | None = None
         self._sites: dict[str, PreparedSite] = {}
-        self._rows: PreparedRows | None = None
-        self._rest: PreparedRows | None = None  # for tensors with other rows
-        self._n_rows = -1
+        self._rows: Rows | None = None
 
     def __call__(self, module: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
         session = self._session
@@ -102,22 +99,18 @@ class Outputs:
         return parts if good else None
 
     def _take(self, rows: Rows | None) -> None:
+        self._rows = rows
         now = self._session.now
-        if rows is None:
-            self._n_rows, self._rows, self._rest = -1, None, None
-            now.rows = now.rest = None
-        else:
-            self._n_rows, self._rows, self._rest = rows.n_rows, rows.prepared(True), rows.prepared(False)
-            now.rows, now.rest = self._rows.address, self._rest.address
-        now.n_rows = self._n_rows
+        now.step = None if rows is None else rows.address
         now.on = 1
 
     def _record(self, trace: Trace, name: str, tensor: Any) -> None:
         site = self._sites.get(name)
         if site is None:
             site = self._sites[name] = PreparedSite(trace, f"{name or 'model'}.out", row_axis=0)
-        fit = tensor.ndim > 0 and tensor.shape[0] == self._n_rows
-        site.record(tensor, self._rows if fit else self._rest)
+        rows = self._rows
+        fit = rows is not None and tensor.ndim > 0 and tensor.shape[0] == rows.n_rows
+        site.record(tensor, None if rows is None else rows.prepared(fit))
 
 
 def observe_modules(session: Session, selector: selectors.Selector) -> None:

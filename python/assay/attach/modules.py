@@ -14,7 +14,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import compiled, quick
+from . import compiled
+from . import quick as quick_modules
 from .calls import busy, inside, structure
 from .probes import Probe, nearest
 
@@ -42,7 +43,7 @@ class _Watched:
     __slots__ = ("__weakref__", "befores", "label", "learned", "module", "n_learned", "name", "number", "session", "thens")
 
     def __init__(self, session: Session, module: Any, name: str, label: str) -> None:
-        self.learned: quick.Learned | None = None
+        self.learned: quick_modules.Learned | None = None
         self.n_learned = 0
         self.module = weakref.ref(module, self._gone)
         self.session = session
@@ -69,14 +70,16 @@ class _Watched:
             busy.pop()
             inside.callback = False
 
-    def leave(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def leave(
+        self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, learn: bool = True
+    ) -> None:
         inside.callback = True
         busy.append(None)
         try:
             for probe, then in self.thens:
                 probe.fired += 1
                 then(module, self.name, args, kwargs, result)
-            if self.n_learned < quick.MAX_LEARNED:
+            if learn and self.n_learned < quick_modules.MAX_LEARNED:
                 self._learn(module, result)
         except Exception as problem:
             self.session.failed(self.name, problem)
@@ -97,7 +100,7 @@ class _Watched:
         if found is None:
             return
         old = self.learned
-        self.learned = quick.Learned(self.number, module, result, found, self.session.now)
+        self.learned = quick_modules.Learned(self.number, module, result, found, self.session.now)
         if old is not None:
             probe._counts.remove(old.c)
             probe.fired += old.c.fired
@@ -106,8 +109,8 @@ class _Watched:
 
     def unlearn(self, module: Any) -> None:
         """Somebody else listens to the module, too."""
-        self.n_learned = quick.MAX_LEARNED
-        quick.forget(self.number)
+        self.n_learned = quick_modules.MAX_LEARNED
+        quick_modules.forget(self.number)
         object.__setattr__(module, "_assay_quick", -1)
 
 
@@ -124,7 +127,8 @@ class _CompiledModules:
             named = isinstance(args, dict)
             watched.enter(module, () if named else args[1:], args if named else {})
         else:
-            watched.leave(module, (), {}, values[0] if not names and values else structure(names, values))
+            result = values[0] if not names and values else structure(names, values)
+            watched.leave(module, (), {}, result, learn=False)
 
 
 _watched: list[_Watched] = []
@@ -180,12 +184,12 @@ def _wrap_forward(kind: Any) -> None:
     if original is None or "_assay_forward" in vars(kind):
         return
 
-    leave = quick.leave_function()
+    leave = quick_modules.leave_function()
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         # Most calls of a step take this way: every instruction counts.
-        quick = self._assay_quick
-        if quick >= 0 and type(self) is kind and not is_dynamo_compiling():
+        # Dynamo must not get to see the number, or it would compile anew when the module is learned.
+        if not is_dynamo_compiling() and (quick := self._assay_quick) >= 0 and type(self) is kind:
             result = original(self, *args, **kwargs)
             if not leave(quick, self, result):  # type: ignore[misc]
                 _leave(self, args, kwargs, result)
@@ -347,7 +351,7 @@ class Roots:
         """Takes out of a copy what it carries of its original: compiled code goes by that."""
         carried = vars(module)
         if carried.get("_assay_number", -1) >= 0 and _of(module) is None:
-            for name in ("_assay_number", "_assay_before", "_assay_after"):
+            for name in ("_assay_number", "_assay_quick", "_assay_before", "_assay_after"):
                 carried.pop(name, None)
         if "_assay_label" in carried and self._session.labelled(carried["_assay_label"]) is not module:
             del carried["_assay_label"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ctypes import addressof
 
+from .._fast_call import CStep
 from .._prepared import Rows as PreparedRows
 from .._trace import Run
 
@@ -15,7 +17,7 @@ class Rows:
     tensor, padding included (the sum of the runs when left out); step, phase: as of Trace.record().
     """
 
-    __slots__ = ("_prepared", "n_rows", "phase", "runs", "step")
+    __slots__ = ("_c", "_prepared", "n_rows", "phase", "runs", "step")
 
     def __init__(
         self,
@@ -30,6 +32,7 @@ class Rows:
         self.step = step
         self.phase = phase
         self._prepared: tuple[PreparedRows, PreparedRows] | None = None
+        self._c: CStep | None = None
 
     def prepared(self, fit: bool) -> PreparedRows:
         """For prepared sites: fit for tensors that have these rows, otherwise the step and phase alone."""
@@ -39,3 +42,10 @@ class Rows:
             whole = PreparedRows(self.runs, step=step, phase=self.phase)
             both = self._prepared = whole, PreparedRows([], step=step, phase=self.phase)
         return both[0] if fit else both[1]
+
+    @property
+    def address(self) -> int:
+        """Of the same for _fast_call.py."""
+        if self._c is None:
+            self._c = CStep(self.n_rows, self.prepared(True).address, self.prepared(False).address)
+        return addressof(self._c)

@@ -28,6 +28,8 @@ from .say import say
 PROFILES = {"torch": ("torch",), "transformers": ("transformers",), "vllm": ("vllm",)}
 """Profiles that come with the package, and the modules whose import loads each."""
 
+_PLAIN = frozenset(("engine_name", "axes"))  # what a site alone has
+
 MAX_FAILURES = 256
 """Kinds of error that are kept apart; a message may hold a number that differs each time."""
 
@@ -42,7 +44,7 @@ class Session:
     def __init__(self) -> None:
         self.settings: dict[str, str] = read_settings()
         self._rows: Rows | None = None
-        self.now = _fast_call.CNow(n_rows=-1, busy=id(calls.busy))
+        self.now = _fast_call.CNow(busy=id(calls.busy))
         self.rank: Callable[[], tuple[int, int]] | None = None
         self.audits: dict[tuple[str, str], audit.Known] = {}
         self.probes: list[Probe] = []
@@ -176,6 +178,12 @@ class Session:
     ) -> bool:
         """Trace.record(), with errors counted. rows: self.rows when left out; they are used when their number is the
         extent of the tensor's row axis (axis 0, or fields' row_axis), and give step and phase in any case."""
+        site = self._sites.get((name, layer))
+        if site is not None and type(tensor) is site.type and _PLAIN.issuperset(fields):
+            given = self._rows if rows is None else rows
+            done = site.fast(site.address, tensor, 0, 0 if given is None else given.address)
+            if done is not False:
+                return done is True  # None: the library has counted it, with the reason
         trace = self.trace()
         if trace is None:
             return False
@@ -187,9 +195,9 @@ class Session:
             rows = rows if rows is not None else self.rows
             site = self._site_of(trace, name, layer, tensor, fields)
             if site is not None:
-                given = None if rows is None else rows.prepared(tensor.ndim > 0 and tensor.size(0) == rows.n_rows)
+                fit = rows is not None and tensor.ndim > 0 and tensor.size(0) == rows.n_rows
                 try:
-                    return site.record(tensor, given)
+                    return site.record(tensor, None if rows is None else rows.prepared(fit))
                 except Error:
                     return False  # the library has counted it, with the reason
             if rows is not None:
@@ -210,9 +218,8 @@ class Session:
     ) -> PreparedSite | None:
         """The site for a plain torch tensor in host memory and nothing but a site's own fields; else None. The same is
         recorded either way, at a fraction of the cost."""
-        for field in fields:
-            if field != "engine_name" and field != "axes":
-                return None
+        if not _PLAIN.issuperset(fields):
+            return None
         kind, dtypes = self._plain
         if type(tensor) is not kind:
             torch = sys.modules.get("torch")
