@@ -1,5 +1,5 @@
 """Runs of the real vLLM, as a user would start them: `assay run -- python generate.py`. An engine takes half a minute to
-start, so each run is made once and shared by the tests that look at it."""
+start, so each run is made once and shared by the tests that look at it, and as many run at once as there are cores."""
 
 import dataclasses
 import json
@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from ahead import ahead, queue  # noqa: F401 (a fixture)
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("ASSAY_LIBRARY", ROOT / "build"))
@@ -21,13 +22,14 @@ os.environ.setdefault("ASSAY_LIBRARY", str(BUILD))
 sys.path.insert(0, str(ROOT / "python"))
 
 
-def environment(cache, **more):
-    """What vLLM needs on two cores; one thread a worker, so that two workers fit."""
+def environment(cache, cores, **more):
+    """What vLLM needs on few cores: a core and a thread for each worker. The host's own threads are as few."""
     return {
         **os.environ,
         "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, cores)),
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CACHE_ROOT": str(cache),
         **more,
@@ -67,28 +69,23 @@ def diff(a, b):
 
 
 class Bench:
-    """Makes runs on demand and keeps them."""
+    """Makes runs, all in one folder and with one cache of compiled code."""
 
     def __init__(self, folder):
         self.folder = folder
         self.cache = folder / "cache"
-        self._runs = {}
 
-    def run(self, name, options, *assay_options, observed=True, env=None, fresh=False):
-        if name in self._runs and not fresh:
-            return self._runs[name]
+    def run(self, name, cores, options, *assay_options, observed=True, env=None):
         out, trace = self.folder / f"{name}.json", self.folder / f"{name}.trace"
         command = [str(PYTHON), str(HERE / "generate.py"), str(out), json.dumps(options)]
         if observed:
             command = [str(BUILD / "assay"), "run", "--dir", str(trace), *assay_options, "--", *command]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=600, env=environment(self.cache, **(env or {})), cwd=self.folder
-        )
+        variables = environment(self.cache, cores, **(env or {}))
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=variables, cwd=self.folder)
         log = done.stdout + done.stderr
         (self.folder / f"{name}.log").write_text(log)
         assert done.returncode == 0 and out.exists(), f"{name} ended with {done.returncode}:\n{log[-4000:]}"
-        self._runs[name] = Run(name, json.loads(out.read_text()), log, trace if observed else None)
-        return self._runs[name]
+        return Run(name, json.loads(out.read_text()), log, trace if observed else None)
 
     def reference(self, run, *options):
         """The native runtime's trace of the same prompts, following the run's tokens where it has them."""
@@ -111,27 +108,46 @@ def bench(tmp_path_factory):
 
 COMPILED = {"prompts": 100, "tokens": 8}
 EAGER = {"prompts": 100, "tokens": 8, "engine": {"enforce_eager": True}}
+ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+"""All requests are there before the first step; else the batches depend on when each one arrives."""
 
 
-@pytest.fixture(scope="session")
-def compiled_off(bench):
-    return bench.run("compiled-off", COMPILED, observed=False)
+@ahead()
+def compiled_off(bench, cores):
+    return bench.run("compiled-off", cores, COMPILED, observed=False)
 
 
-@pytest.fixture(scope="session")
-def compiled_on(bench, compiled_off):
+@ahead()
+def compiled_on(bench, cores, compiled_off):
     """Behind compiled_off: its graphs are in the cache."""
-    return bench.run("compiled-on", COMPILED, "--profile", "all")
+    return bench.run("compiled-on", cores, COMPILED, "--profile", "all")
 
 
-@pytest.fixture(scope="session")
-def mla(bench):
-    """MLA in the default mode, the prompts of chunked."""
-    return bench.run("mla", {"prompts": 8, "long": True}, "--profile", "all")
+@ahead()
+def compiled_off_again(bench, cores, compiled_on):
+    """Behind both: the cache has graphs with probes and without."""
+    return bench.run("compiled-off-again", cores, COMPILED, observed=False)
 
 
-@pytest.fixture(scope="session")
-def transformers(bench, mla):
+# What eager mode computes depends on who shares a step (docs/wild-one.md): one process, so that both have the same batches.
+@ahead()
+def eager_off(bench, cores):
+    return bench.run("eager-off", cores, EAGER, observed=False, env=ONE_PROCESS)
+
+
+@ahead()
+def eager_on(bench, cores):
+    return bench.run("eager-on", cores, EAGER, "--profile", "all", env=ONE_PROCESS)
+
+
+@ahead()
+def mla(bench, cores, compiled_on):
+    """MLA in the default mode, the prompts of chunked. Behind compiled_on, whose graphs are these."""
+    return bench.run("mla", cores, {"prompts": 8, "long": True}, "--profile", "all")
+
+
+@ahead()
+def transformers(bench, cores, mla):
     """Trace of the same prompts in transformers, bf16, one after the other."""
     trace = bench.folder / "transformers.trace"
     program = [str(PYTHON), str(HERE / "transformers_generate.py"), str(bench.folder / "mla.json")]
@@ -140,26 +156,26 @@ def transformers(bench, mla):
         capture_output=True,
         text=True,
         timeout=300,
-        env=environment(bench.cache, OMP_NUM_THREADS="1"),
+        env=environment(bench.cache, cores),
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return trace
 
 
-@pytest.fixture(scope="session")
-def chunked(bench):
+@ahead()
+def chunked(bench, cores):
     """MLA off, prompts in chunks of 64 tokens, prefix cache, in the default mode."""
     engine = {"max_num_batched_tokens": 64, "max_num_seqs": 16, "block_size": 32}
     engine |= {"enable_prefix_caching": True, "enable_chunked_prefill": True}
     options = {"prompts": 8, "long": True, "engine": engine}
-    return bench.run("chunked", options, "--profile", "all", env={"VLLM_MLA_DISABLE": "1"})
+    return bench.run("chunked", cores, options, "--profile", "all", env={"VLLM_MLA_DISABLE": "1"})
 
 
-@pytest.fixture(scope="session")
-def parallel(bench):
+@ahead(cores=2)
+def parallel(bench, cores):
     """Tensor parallel 2, in the default mode."""
     options = {"prompts": 8, "engine": {"tensor_parallel_size": 2}}
-    return bench.run("parallel", options, "--profile", "all", env={"VLLM_CPU_OMP_THREADS_BIND": "0|1"})
+    return bench.run("parallel", cores, options, "--profile", "all")
 
 
 EAGER_RIGHT = {"enforce_eager": True, "compilation_config": {"custom_ops": ["all", "-rotary_embedding"]}}
@@ -167,7 +183,7 @@ EAGER_RIGHT = {"enforce_eager": True, "compilation_config": {"custom_ops": ["all
 AUDIT = "audit:vllm.model_executor.layers.attention.mla_attention:MLAAttention.forward_impl:output"
 
 
-@pytest.fixture(scope="session")
-def eager_right(bench):
+@ahead()
+def eager_right(bench, cores):
     options = {"prompts": 4, "tokens": 24, "engine": EAGER_RIGHT}
-    return bench.run("eager-right", options, "--level", "payload", "--probes", AUDIT)
+    return bench.run("eager-right", cores, options, "--level", "payload", "--probes", AUDIT, env=ONE_PROCESS)

@@ -4,19 +4,20 @@ are given and give is recorded; what this path does not have is said to be absen
 import subprocess
 
 import numpy as np
-import pytest
 
+from ahead import ahead
 from conftest import BUILD, HERE, PYTHON, environment
 
 
-@pytest.fixture(scope="module")
-def amx(tmp_path_factory):
+@ahead()
+def amx(bench, cores):
     """(events of the layer in order, coverage notes, what the program worked with)."""
-    folder = tmp_path_factory.mktemp("amx")
+    folder = bench.folder / "amx"
+    folder.mkdir()
     program = [PYTHON, HERE / "amx.py", folder / "init", folder / "values.pt"]
     done = subprocess.run(
         [BUILD / "assay", "run", "--level", "payload", "--dir", folder / "trace", "--", *program],
-        env=environment(folder / "cache"),
+        env=environment(bench.cache, cores),
         capture_output=True,
         text=True,
         timeout=300,

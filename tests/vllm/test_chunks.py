@@ -4,17 +4,18 @@ and the output is their merge by log-sum-exp."""
 import subprocess
 
 import numpy as np
-import pytest
 
+from ahead import ahead
 from conftest import BUILD, HERE, PYTHON, environment
 
 
-@pytest.fixture(scope="module")
-def chunks(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("chunks")
+@ahead()
+def chunks(bench, cores):
+    folder = bench.folder / "chunks"
+    folder.mkdir()
     done = subprocess.run(
         [BUILD / "assay", "run", "--level", "payload", "--dir", folder / "trace", "--", PYTHON, HERE / "chunks.py", folder / "init"],
-        env=environment(folder / "cache"),
+        env=environment(bench.cache, cores),
         capture_output=True,
         text=True,
         timeout=300,

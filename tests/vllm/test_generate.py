@@ -2,7 +2,7 @@
 
 import pytest
 
-from conftest import COMPILED, EAGER, diff
+from conftest import diff
 
 VISIBLE = {  # below a layer, in the default mode
     "input_norm", "post_norm", "attn.q_a", "attn.q_a_normed", "attn.q_proj", "attn.kv_a", "attn.kv_c_normed", "attn.k_pe",
@@ -20,14 +20,9 @@ def test_CompiledResultsAreBitIdenticalWithAndWithoutProbes(compiled_off, compil
     assert compiled_on.answers == compiled_off.answers  # tokens and the 20 largest log probabilities of each step
 
 
-def test_EagerResultsAreBitIdenticalWithAndWithoutProbes(bench):
-    # What eager mode computes depends on who shares a step (docs/wild-one.md). In one process all requests are there
-    # before the first step; else the batches depend on when each one arrives.
-    one_process = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    off = bench.run("eager-off", EAGER, observed=False, env=one_process)
-    on = bench.run("eager-on", EAGER, "--profile", "all", env=one_process)
-    assert on.events().processes and len(off.answers) == 100
-    assert on.answers == off.answers
+def test_EagerResultsAreBitIdenticalWithAndWithoutProbes(eager_off, eager_on):
+    assert eager_on.events().processes and len(eager_off.answers) == 100
+    assert eager_on.answers == eager_off.answers
 
 
 def test_CompiledRunShowsTheSitesThatLeaveItsBitsAlone(compiled_on):
@@ -108,13 +103,13 @@ def test_ValueOfMhaComesPadded(chunked):
     assert chunked.events().processes[0].meta["attention.pad_v"] == "0"
 
 
-def test_GraphsOfObservedRunsAreKeptApart(bench, compiled_off, compiled_on):
+def test_GraphsOfObservedRunsAreKeptApart(bench, compiled_off, compiled_on, compiled_off_again):
     """Both directions: the observed run fired although the cache had graphs without probes, and a run without assay
     behind it goes to those, not to the ones with probes."""
     assert any(e.site == "layers.0.attn.q_a" for e in compiled_on.events())
     folders = [p.name for p in bench.cache.iterdir()]
     assert any(name.startswith("assay-") for name in folders) and "torch_compile_cache" in folders
-    again = bench.run("compiled-off-again", COMPILED, observed=False)
-    assert again.answers == compiled_off.answers
-    assert f"{bench.cache}/torch_compile_cache/" in again.log and "/assay-" not in again.log
+    log = compiled_off_again.log
+    assert compiled_off_again.answers == compiled_off.answers
+    assert f"{bench.cache}/torch_compile_cache/" in log and "/assay-" not in log
     assert f"{bench.cache}/assay-" in compiled_on.log and f"{bench.cache}/torch_compile_cache/" not in compiled_on.log

@@ -5,25 +5,26 @@ import re
 import subprocess
 
 import pytest
+from ahead import ahead
 from conftest import EAGER_RIGHT, HERE, PYTHON, environment
 
 OPTIONS = {"prompts": 4, "tokens": 4, "engine": {**EAGER_RIGHT, "tensor_parallel_size": 2}}
 
 
-@pytest.fixture(scope="session")
-def lines(bench):
-    run = bench.run("hand-patch", OPTIONS, "--profile", "mla:stderr", env={"VLLM_CPU_OMP_THREADS_BIND": "0|1"})
+@ahead(cores=2)
+def lines(bench, cores):
+    run = bench.run("hand-patch", cores, OPTIONS, "--profile", "mla:stderr")
     return run, [line[line.index("assay mla:") :] for line in run.log.splitlines() if "assay mla:" in line]
 
 
-@pytest.fixture(scope="session")
-def quantised(bench):
+@ahead()
+def quantised(bench, cores):
     done = subprocess.run(
         [PYTHON, HERE / "hand_patch_layers.py"],
         capture_output=True,
         text=True,
         timeout=300,
-        env=environment(bench.cache, PYTHONPATH=str(HERE.parents[1] / "python")),
+        env=environment(bench.cache, cores, PYTHONPATH=str(HERE.parents[1] / "python")),
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])

@@ -2,15 +2,14 @@
 
 import subprocess
 
-import pytest
-
+from ahead import ahead
 from conftest import BUILD, PYTHON, environment
 from stub_vllm import FILES
 
 
-@pytest.fixture(scope="module")
-def stub(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("stub")
+@ahead()
+def stub(bench, cores):
+    folder = bench.folder / "stub"
     for name, text in FILES.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -18,7 +17,7 @@ def stub(tmp_path_factory):
     done = subprocess.run(
         [BUILD / "assay", "run", "--profile", "all", "--dir", folder / "trace", "--", PYTHON, "main.py"],
         cwd=folder,
-        env=environment(folder / "cache"),
+        env=environment(bench.cache, cores),
         capture_output=True,
         text=True,
         timeout=120,

@@ -8,22 +8,28 @@ import random
 
 import decode_output_fault
 import pytest
-from conftest import AUDIT, EAGER_RIGHT, assay_program, diff
+from ahead import ahead
+from conftest import AUDIT, EAGER_RIGHT, ONE_PROCESS, assay_program, diff
 
 LAYER = random.SystemRandom().randrange(4)
 OPTIONS = {"prompts": 4, "tokens": 24, "engine": EAGER_RIGHT}
 
 
-@pytest.fixture(scope="session")
-def plain(bench):
-    return bench.run("story-no-mla", OPTIONS, env={"VLLM_MLA_DISABLE": "1"})
-
-
-@pytest.fixture(scope="session")
-def faulty(bench):
+@pytest.fixture(autouse=True)
+def say_where():
     print(f"fault at layer {LAYER}")
+
+
+@ahead()
+def plain(bench, cores):
+    return bench.run("story-no-mla", cores, OPTIONS, env={**ONE_PROCESS, "VLLM_MLA_DISABLE": "1"})
+
+
+@ahead()
+def faulty(bench, cores):
     path = f"{decode_output_fault.put(bench.folder / 'plugin')}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    return bench.run("story-fault", OPTIONS, "--probes", AUDIT, env={"PYTHONPATH": path, "STORY_LAYER": str(LAYER)})
+    env = {**ONE_PROCESS, "PYTHONPATH": path, "STORY_LAYER": str(LAYER)}
+    return bench.run("story-fault", cores, OPTIONS, "--probes", AUDIT, env=env)
 
 
 def first_decode(run):

@@ -6,27 +6,36 @@ import json
 import re
 import subprocess
 
-import pytest
-from conftest import HERE, PYTHON, assay_program, diff, environment
+from ahead import ahead
+from conftest import HERE, ONE_PROCESS, PYTHON, assay_program, diff, environment
 
 OPTIONS = {"prompts": 4, "tokens": 24}
 SAME_KERNEL = ["layers.0.attn.k_pe", "layers.0.attn.q_pe"]  # both are turned by the one call
 
 
-@pytest.fixture(scope="session")
-def eager(bench):
-    return bench.run("eager", {**OPTIONS, "engine": {"enforce_eager": True}}, "--level", "payload")
+# The stride shows in the keys of a step of 12 rows or more. In one process all prompts are in the first step, whatever else
+# the machine does.
+@ahead()
+def eager(bench, cores):
+    return bench.run("eager", cores, {**OPTIONS, "engine": {"enforce_eager": True}}, "--level", "payload", env=ONE_PROCESS)
 
 
-@pytest.fixture(scope="session")
-def eager_without_mla(bench):
+@ahead()
+def eager_without_mla(bench, cores):
     options = {**OPTIONS, "engine": {"enforce_eager": True}}
-    return bench.run("eager-no-mla", options, "--level", "payload", env={"VLLM_MLA_DISABLE": "1"})
+    env = {**ONE_PROCESS, "VLLM_MLA_DISABLE": "1"}
+    return bench.run("eager-no-mla", cores, options, "--level", "payload", env=env)
 
 
-@pytest.fixture(scope="session")
-def compiled(bench):
-    return bench.run("compiled-wild", OPTIONS, "--level", "payload")
+@ahead()
+def compiled(bench, cores, compiled_on):
+    return bench.run("compiled-wild", cores, OPTIONS, "--level", "payload", env=ONE_PROCESS)
+
+
+@ahead()
+def guilty_call(bench, cores):
+    variables = environment(bench.cache, cores)
+    return subprocess.run([PYTHON, HERE / "rotary_stride.py"], capture_output=True, text=True, env=variables, timeout=300)
 
 
 def alike(a, b):
@@ -100,12 +109,10 @@ def test_without_that_kernel_nothing_is_found(bench, eager_right):
     assert code == 0 and not verdict["findings"], verdict["findings"][:2]
 
 
-def test_the_guilty_call_by_itself(bench):
+def test_the_guilty_call_by_itself(guilty_call):
     source = (HERE / "rotary_stride.py").read_text().splitlines()
     assert len(source) <= 20
-    done = subprocess.run(
-        [PYTHON, HERE / "rotary_stride.py"], capture_output=True, text=True, env=environment(bench.cache), timeout=300
-    )
+    done = guilty_call
     assert done.returncode == 0, done.stderr
     heads = re.search(r"heads turned right, by token: \[(.*)\] of 4", done.stdout)
     assert [int(n) for n in heads[1].split(",")] == [1] + [0] * 11
