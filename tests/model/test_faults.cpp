@@ -57,6 +57,7 @@ std::string FirstDifference(const Trace& clean, const Trace& faulty) {
   return "";
 }
 
+// Under a sanitizer, ten times slower, the last of them: one layer takes the paths that all of its kind take.
 std::vector<int64_t> LayersOf(const FaultDef& def) {
   const ModelConfig config = Config();
   std::vector<int64_t> out;
@@ -65,6 +66,7 @@ std::vector<int64_t> LayersOf(const FaultDef& def) {
     if (def.needs.layers == LayerKind::kDense && config.is_moe(layer)) continue;
     out.push_back(layer);
   }
+  if (ASSAY_SANITIZED) out.erase(out.begin(), out.end() - 1);
   return out;
 }
 
