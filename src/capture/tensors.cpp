@@ -9,13 +9,17 @@
 namespace assay {
 namespace {
 
-// Product of the extents, or nullopt beyond what is decoded.
+// Product of the extents, or nullopt beyond what is decoded. Rows without elements take memory too: where the product
+// is 0 every extent is bounded, as it is in the recorder.
 std::optional<uint64_t> Elements(const std::vector<int64_t>& shape) {
+  constexpr int64_t kMaxEmptyExtent = int64_t{1} << 24;
   uint64_t n = 1;
   for (const int64_t extent : shape) {
     if (extent < 0 || (extent > 0 && n > Capture::kMaxTensorElements / static_cast<uint64_t>(extent))) return {};
     n *= static_cast<uint64_t>(extent);
   }
+  const auto beyond = [](int64_t extent) { return extent > kMaxEmptyExtent; };
+  if (n == 0 && std::any_of(shape.begin(), shape.end(), beyond)) return {};
   return n;
 }
 
@@ -85,6 +89,7 @@ Result<TensorPtr> Capture::Decode(EventId id) const {
   return TensorPtr(std::move(tensor));
 }
 
+// The cost is that of the decoded values and rows.
 Result<TensorPtr> Capture::Load(EventId id) const {
   if (const TensorPtr* kept = index_->tensors.Find(id)) return *kept;
   ASSAY_ASSIGN_OR_RETURN(TensorPtr tensor, Decode(id));
@@ -108,6 +113,7 @@ Result<TensorPtr> Capture::LoadWeight(const EventInfo& result, std::string_view 
   return Load(*id);
 }
 
+// Events in order of execution, so that a position that was written twice has its latest row at the end.
 Result<RequestRows> Capture::RowsOf(std::string_view name, uint64_t request, EventId until, int32_t rank) const {
   RequestRows out;
   out.request = request;
@@ -153,6 +159,7 @@ Result<RequestRows> Capture::RowsOf(std::string_view name, uint64_t request, Eve
   return out;
 }
 
+// Shards may come in any order; every column of the whole must be in one of them.
 Result<TensorPtr> Capture::Stitched(const EventInfo& part) const {
   if (part.event.shard.count <= 1) return Load(part.id);
   const int64_t full = part.event.shard.full_cols;

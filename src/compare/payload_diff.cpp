@@ -12,6 +12,7 @@
 namespace assay {
 namespace {
 
+// Of payloads read, both sides together.
 constexpr uint64_t kBudgetBytes = uint64_t{4} << 30;
 constexpr int64_t kBlock = 1024;  // elements decoded at a time
 
@@ -29,8 +30,10 @@ struct StoredRow {
   auto key() const { return std::tuple(request, position, col_offset, cols); }
 };
 
+// 0 finite, 1 NaN, 2 and 3 the infinities: two elements of one class other than 0 are taken as equal.
 int ClassOf(double x) { return std::isnan(x) ? 1 : std::isinf(x) ? (x > 0 ? 2 : 3) : 0; }
 
+// Figures of one site, element by element, in double.
 class Accumulator {
  public:
   explicit Accumulator(bool has_rows) : has_rows_(has_rows) {}
@@ -112,6 +115,7 @@ class Accumulator {
   double aa_ = 0, bb_ = 0, ab_ = 0, dd_ = 0;
 };
 
+// Goes through the sites one after the other; rows of the site at hand are in rows_.
 class Comparer {
  public:
   Comparer(const JointIndex& index, const std::vector<uint32_t>& aside_from, std::vector<std::string>* notes)
@@ -178,26 +182,26 @@ class Comparer {
   // False: no payload at the site's first event, so none is looked for.
   bool Collect(int side, const JointSite& site) {
     const std::vector<Piece>& pieces = index_.pieces[side];
-    uint32_t last = ~uint32_t{0};
-    std::vector<uint32_t> events;
-    for (size_t i = site.begin[side]; i < site.end[side]; ++i) {
-      if (pieces[i].event != last) events.push_back(pieces[i].event);
-      last = pieces[i].event;
-    }
-    std::sort(events.begin(), events.end());
-    events.erase(std::unique(events.begin(), events.end()), events.end());
-    for (size_t i = 0; i < events.size(); ++i) {
-      const Event event = index_.trace[side]->event(events[i]).Decode();
-      if (event.payload.sha256.empty()) {
-        if (i == 0) return false;
-        continue;
+    pieces_.clear();
+    for (size_t i = site.begin[side]; i < site.end[side]; ++i) pieces_.push_back(&pieces[i]);
+    std::stable_sort(pieces_.begin(), pieces_.end(),
+                     [](const Piece* a, const Piece* b) { return a->event < b->event; });
+    for (size_t i = 0, end = 0; i < pieces_.size(); i = end) {
+      const uint32_t number = pieces_[i]->event;
+      while (end < pieces_.size() && pieces_[end]->event == number) ++end;
+      const Event event = index_.trace[side]->event(number).Decode();
+      if (!event.payload.sha256.empty()) {
+        AddEvent(side, site, std::span(pieces_).subspan(i, end - i), event);
+      } else if (i == 0) {
+        return false;
       }
-      AddEvent(side, site, events[i], event);
     }
     return !rows_[side].empty();
   }
 
-  void AddEvent(int side, const JointSite& site, uint32_t number, const Event& event) {
+  // pieces: of this event, in order of their requests and positions.
+  void AddEvent(int side, const JointSite& site, std::span<const Piece* const> pieces, const Event& event) {
+    const uint32_t number = pieces[0]->event;
     const auto payload = index_.trace[side]->payload(event.payload);
     if (!payload.ok()) {
       notes_->push_back(site.name + ": payload of event " + std::to_string(number) +
@@ -229,7 +233,7 @@ class Comparer {
     if (event.head_axis >= 0 && event.head_axis == static_cast<int32_t>(event.shape.size()) - 2) {
       row.head_size = event.shape.back();
     }
-    for (const auto& [place, request, position] : RowsOf(side, site, number, event, by_rows)) {
+    for (const auto& [place, request, position] : RowsOf(pieces, event, by_rows)) {
       if (place >= stored) continue;
       row.first = place * cols;
       row.request = request;
@@ -245,12 +249,11 @@ class Comparer {
   };
 
   // Which stored row is which position of which request. Pieces know the request's common number.
-  std::vector<Place> RowsOf(int side, const JointSite& site, uint32_t number, const Event& event, bool by_rows) const {
+  static std::vector<Place> RowsOf(std::span<const Piece* const> pieces, const Event& event, bool by_rows) {
     std::vector<Place> out;
-    const std::vector<Piece>& pieces = index_.pieces[side];
-    for (size_t i = site.begin[side]; i < site.end[side]; ++i) {
-      const Piece& piece = pieces[i];
-      if (piece.event != number || piece.segment >= event.segments.size()) continue;
+    for (const Piece* of_event : pieces) {
+      const Piece& piece = *of_event;
+      if (piece.segment >= event.segments.size()) continue;
       if (!by_rows) {
         out.push_back({0, piece.request, piece.position});
         continue;
@@ -274,6 +277,7 @@ class Comparer {
   const std::vector<uint32_t>& aside_from_;
   std::vector<std::string>* notes_;
   std::vector<StoredRow> rows_[2];
+  std::vector<const Piece*> pieces_;  // of the site and side at hand, by event
   uint64_t bytes_ = 0;
 };
 

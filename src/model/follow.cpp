@@ -8,6 +8,8 @@
 
 namespace assay {
 
+// Ranks record the same choices, so later ones overwrite equal values. All rows are read before prompts are looked
+// up: events of one request may lie in any order and file.
 Status FollowTrace(const Trace& trace, std::vector<PromptInput>* prompts) {
   const std::string advice = "; record it again with ASSAY_TOKENS=on (--tokens-in-trace)";
   if (prompts->empty()) {
@@ -30,14 +32,14 @@ Status FollowTrace(const Trace& trace, std::vector<PromptInput>* prompts) {
     const Event event = view.Decode();
     if (event.payload.sha256.empty() || event.dtype != DType::kI64 || !event.payload.rows.empty()) continue;
     ASSAY_ASSIGN_OR_RETURN(const std::span<const std::byte> bytes, trace.payload(event.payload));
+    const auto stored = static_cast<int64_t>(bytes.size() / sizeof(int64_t));  // rows
     for (const Segment& segment : event.segments) {
+      if (segment.n_rows > stored || segment.first_row < 0 || segment.first_row > stored - segment.n_rows) {
+        return Status::BadInput(trace.path() + ": the payload of next_token is shorter than its rows");
+      }
       for (int64_t r = 0; r < segment.n_rows; ++r) {
-        const auto at = static_cast<size_t>(segment.first_row + r) * sizeof(int64_t);
-        if (segment.first_row < 0 || at + sizeof(int64_t) > bytes.size()) {
-          return Status::BadInput(trace.path() + ": the payload of next_token is shorter than its rows");
-        }
         int64_t token;
-        std::memcpy(&token, bytes.data() + at, sizeof token);
+        std::memcpy(&token, bytes.data() + static_cast<size_t>(segment.first_row + r) * sizeof token, sizeof token);
         chosen[segment.request][segment.first_position + r] = token;
       }
     }

@@ -7,6 +7,7 @@
 
 namespace assay {
 
+// Rows are decoded to T as they are found: the payload is only mapped while it is read.
 template <class T>
 Status LayerInput<T>::Open(const std::string& trace_path, int64_t layer, int64_t hidden) {
   path_ = trace_path;
@@ -41,7 +42,11 @@ Status LayerInput<T>::Open(const std::string& trace_path, int64_t layer, int64_t
     }
     for (const Segment& segment : event.segments) {
       if (segment.padding) continue;
-      for (int64_t r = 0; r < segment.n_rows && segment.first_row + r < event.shape[0]; ++r) {
+      if (segment.first_row < 0 || segment.n_rows > event.shape[0] ||
+          segment.first_row > event.shape[0] - segment.n_rows) {
+        return Status::BadInput(trace_path + ": an event of " + site_ + " has rows that its tensor lacks");
+      }
+      for (int64_t r = 0; r < segment.n_rows; ++r) {
         std::vector<T>& row = rows_[{segment.request, segment.first_position + r}];
         row.resize(static_cast<size_t>(hidden));
         DecodeTo(bytes.data(), (segment.first_row + r) * hidden, hidden, event.dtype, row.data());

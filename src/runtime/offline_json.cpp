@@ -1,12 +1,15 @@
 #include "runtime/offline_json.h"
 
 #include <cmath>
+#include <string_view>
+#include <unordered_map>
 
 #include "base/json_writer.h"
 
 namespace assay {
 namespace {
 
+// One overload a type, so that the functions below read like the tables of docs/fields.md.
 class Writer {
  public:
   void Field(std::string_view key, std::string_view value) { json_.Key(key), json_.String(value); }
@@ -30,10 +33,10 @@ class Writer {
   }
   void Field(std::string_view key, const Metadata& meta) {  // a later value of a key wins
     json_.Key(key), json_.BeginObject();
+    std::unordered_map<std::string_view, size_t> last;
+    for (size_t i = 0; i < meta.size(); ++i) last[meta[i].first] = i;
     for (size_t i = 0; i < meta.size(); ++i) {
-      bool later = false;
-      for (size_t j = i + 1; j < meta.size(); ++j) later = later || meta[j].first == meta[i].first;
-      if (!later) Field(meta[i].first, meta[i].second);
+      if (last[meta[i].first] == i) Field(meta[i].first, meta[i].second);
     }
     json_.EndObject();
   }
@@ -44,6 +47,7 @@ class Writer {
   JsonWriter json_;
 };
 
+// A process with all sites: their ids are their places in the list.
 void WriteProcess(const TraceProcess& p, Writer* w) {
   JsonWriter& json = w->json();
   json.BeginObject();
@@ -91,6 +95,7 @@ void WriteProcess(const TraceProcess& p, Writer* w) {
   json.EndObject();
 }
 
+// Square roots here, as norms are what people read; the Arrow table has the sums.
 void WriteSegment(const Segment& s, Writer* w) {
   JsonWriter& json = w->json();
   json.BeginObject();
@@ -151,10 +156,7 @@ std::string DescribeTrace(const Trace& trace) {
 std::string DescribeEvent(const Trace& trace, const EventView& view) {
   const Event e = view.Decode();
   const TraceProcess& process = trace.processes()[view.file()];
-  const SiteInfo* site = nullptr;
-  for (const SiteInfo& s : process.sites) {
-    if (s.id == e.site) site = &s;
-  }
+  const SiteInfo& site = process.sites[e.site];  // the reader gives every site of an event an entry
   Writer w;
   JsonWriter& json = w.json();
   json.BeginObject();
@@ -162,8 +164,8 @@ std::string DescribeEvent(const Trace& trace, const EventView& view) {
   w.Field("sequence", e.sequence);
   w.Field("time_ns", e.time_ns);
   w.Field("site", trace.site_names()[view.global_site()]);
-  w.Field("engine_name", site == nullptr ? "" : site->engine_name);
-  w.Field("axes", site == nullptr ? "" : site->axes);
+  w.Field("engine_name", site.engine_name);
+  w.Field("axes", site.axes);
   w.Field("rank", e.rank);
   w.Field("step", e.step);
   w.Field("phase", NameOf(e.phase));

@@ -40,6 +40,7 @@ bool HasSuffix(const std::string& text, std::string_view suffix) {
 
 }  // namespace
 
+// Built by one thread; afterwards only the payload tables change, under their mutex.
 struct Trace::Impl {
   // One readable file with its bytes.
   struct File {
@@ -71,9 +72,11 @@ struct Trace::Impl {
 
   // Joins the indexed files: order, damages, processes, global site numbers.
   Status Join() {
+    // Files that cannot be read at all become damages; benign when their writer was killed while it opened them.
     std::erase_if(files, [this](const std::unique_ptr<File>& file) {
       if (file->status.ok()) return false;
-      const bool opening = file->bytes.size() < format::kHeaderBytes || file->bytes[0] == 0;
+      const bool mapped = !file->mapping.path().empty();
+      const bool opening = mapped && (file->bytes.size() < format::kHeaderBytes || file->bytes[0] == 0);
       damages.push_back({file->index.process.file, 0, file->bytes.size(), file->status.message(), opening});
       return true;
     });
@@ -113,6 +116,7 @@ Result<std::unique_ptr<Trace>> Trace::Open(const std::string& path) {
   return Guarded(path, [&] { return OpenPath(path); });
 }
 
+// All files are mapped before one is indexed, so that one that vanishes meanwhile is still read.
 Result<std::unique_ptr<Trace>> Trace::OpenPath(const std::string& path) {
   std::unique_ptr<Trace> trace(new Trace());
   Impl& impl = *trace->impl_;
@@ -192,6 +196,8 @@ EventView Trace::event(uint64_t i) const {
   return view;
 }
 
+// The name is made of the hash's 32 bytes and not of the text, so a forged reference cannot lead to another path. A
+// mapping whose content is wrong is not kept: every call for it fails anew.
 Result<std::span<const std::byte>> Trace::payload(const PayloadRef& ref) const {
   Sha256::Digest wanted;
   if (!HexDecode(ref.sha256, wanted.data(), wanted.size())) {

@@ -25,6 +25,7 @@ uint32_t TopExponent(const double* values, int n) {
   return static_cast<uint32_t>(top) >> 20;
 }
 
+// Bits, not values: a sketch with a negative zero is stored.
 bool AllZero(const std::array<double, kSketchSize>& sketch) {
   uint64_t bits = 0;
   for (double value : sketch) bits |= std::bit_cast<uint64_t>(value);
@@ -39,6 +40,7 @@ uint64_t VariableBytes(uint32_t flags, uint64_t n_rows, uint64_t n_heads, uint64
   return bytes + n_bins * ((flags & format::kSegmentWideHistogram) ? 8 : 4);
 }
 
+// Flags follow from the content, so they need not be kept between SegmentSize and EncodeSegment.
 uint32_t FlagsOf(const Segment& segment) {
   const Stats& s = segment.stats;
   uint32_t flags = 0;
@@ -69,11 +71,14 @@ void ReadFloats(const unsigned char* at, int n, int16_t exponent, double* out) {
 
 }  // namespace
 
+// Clamped: an exponent of a forged file must give a number, not an infinity.
 double ScaleOf(int16_t exponent) {
   const int e = std::clamp<int>(exponent, -1022, 1023);
   return std::bit_cast<double>(static_cast<uint64_t>(e + 1023) << 52);
 }
 
+// With the exponent taken out, the largest magnitude lies in [1, 2): no value overflows a float, bf16's range (1e38)
+// included. Non-finite values pass through as they are.
 int16_t ScaleToFloat(const double* values, int n, unsigned char* out_floats) {
   uint32_t top = TopExponent(values, n);
   if (top == 0x7ff) {  // rare: look again at the finite ones alone
@@ -104,6 +109,7 @@ uint64_t SegmentSize(const Segment& segment) {
   return bytes > format::kMaxRecordBytes ? 0 : PadTo8(bytes);
 }
 
+// Padding and reserved fields are written as zeros: equal segments have equal bytes.
 unsigned char* EncodeSegment(const Segment& segment, unsigned char* out) {
   const Stats& s = segment.stats;
   const uint32_t flags = FlagsOf(segment);
@@ -164,6 +170,8 @@ unsigned char* EncodeSegment(const Segment& segment, unsigned char* out) {
   return at;
 }
 
+// Bits and fields of a later version are not refused: what they add lies behind what is known here (fixed_bytes,
+// size_bytes).
 uint64_t CheckSegment(const unsigned char* at, uint64_t available) {
   if (available < sizeof(SegmentFixed)) return 0;
   SegmentFixed fixed;
@@ -171,6 +179,9 @@ uint64_t CheckSegment(const unsigned char* at, uint64_t available) {
   if (fixed.fixed_bytes < sizeof(SegmentFixed) || fixed.size_bytes > available) return 0;
   // Cells of more rows than the segment has would be named as rows that do not exist.
   if (fixed.n_row_cells != 0 && fixed.n_row_cells != fixed.n_rows) return 0;
+  // Readers add the number of rows to both without looking for an overflow; without rows they count one.
+  const int64_t rows = std::max<int64_t>(fixed.n_rows, 1);
+  if (fixed.first_row < 0 || fixed.first_row > INT64_MAX - rows || fixed.first_position > INT64_MAX - rows) return 0;
   if (fixed.n_row_cells > 0x7fffffffu || fixed.n_head_cells > 0x7fffffffu) return 0;
   const uint64_t needed =
       fixed.fixed_bytes + VariableBytes(fixed.flags, fixed.n_row_cells, fixed.n_head_cells, fixed.n_bins);
@@ -236,6 +247,8 @@ uint64_t ReadHistogram(const SegmentParts& parts, std::vector<ExponentBin>* out)
   return parts.fixed.histogram_samples;
 }
 
+// Allocates for the cells: at most what the checked record holds, within a small factor (a row cell takes 56 bytes in
+// memory for 40 in the file).
 void DecodeSegment(const unsigned char* at, Segment* out) {
   const SegmentParts parts = PartsOf(at);
   const SegmentFixed& fixed = parts.fixed;

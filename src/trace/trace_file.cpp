@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <unordered_map>
 
 #include "base/crc32c.h"
 #include "base/hex.h"
@@ -16,6 +17,7 @@ using format::LiveArea;
 
 std::string Version(unsigned major, unsigned minor) { return std::to_string(major) + "." + std::to_string(minor); }
 
+// REQUIRES: 64 bytes, which CheckHeader has made sure of.
 FileHeader HeaderOf(std::span<const unsigned char> bytes) {
   FileHeader header;
   std::memcpy(&header, bytes.data(), sizeof header);
@@ -28,6 +30,7 @@ bool HasMagic(std::span<const unsigned char> bytes) {
 
 bool CrcIsGood(const FileHeader& header) { return Crc32c(&header, offsetof(FileHeader, crc)) == header.crc; }
 
+// An error refuses the file; a wrong checksum is damage only, as all records carry their own.
 Status CheckHeader(std::span<const unsigned char> bytes, const std::string& name, DamageList* damages) {
   if (bytes.size() < sizeof(FileHeader) ||
       std::all_of(bytes.begin(), bytes.begin() + 64, [](auto b) { return b == 0; })) {
@@ -110,14 +113,15 @@ class Collector {
   void Finish(uint32_t sites_needed) {
     TraceProcess& process = index_->process;
     if (!have_process_) damages_->Add(format::kHeaderBytes, 0, "no process record", false);
+    auto& meta = process.info.meta;
+    std::unordered_map<std::string, size_t> places;  // of keys in meta: a file of millions of pairs is read in time
+    for (size_t i = 0; i < meta.size(); ++i) places.emplace(meta[i].first, i);
     for (auto& [key, value] : meta_) {
-      auto& meta = process.info.meta;
-      const auto found =
-          std::find_if(meta.begin(), meta.end(), [&k = key](const auto& pair) { return pair.first == k; });
-      if (found != meta.end()) {
-        found->second = std::move(value);
-      } else {
+      const auto [place, is_new] = places.emplace(key, meta.size());
+      if (is_new) {
         meta.emplace_back(std::move(key), std::move(value));
+      } else {
+        meta[place->second].second = std::move(value);
       }
     }
     const uint32_t max = max_sites();
@@ -154,6 +158,7 @@ class Collector {
   Metadata meta_;
 };
 
+// Copied once, as a running writer changes it. Zeros when the file is cut inside it.
 LiveArea ReadLive(std::span<const unsigned char> bytes, TraceFileIndex* index) {
   LiveArea live{};
   if (bytes.size() >= format::kLiveOffset + sizeof live) {
@@ -176,6 +181,7 @@ uint64_t RecordsBegin(std::span<const unsigned char> bytes) {
   return std::min<uint64_t>(usable ? header.header_bytes : format::kHeaderBytes, bytes.size());
 }
 
+// Site id of a checked event record.
 uint32_t SiteOf(const unsigned char* record) {
   uint32_t site;
   std::memcpy(&site, record + sizeof(format::RecordHeader) + offsetof(format::EventFixed, site), 4);
@@ -200,6 +206,8 @@ Status IndexTraceFile(std::span<const unsigned char> bytes, const std::string& n
   const LiveArea live = ReadLive(bytes, index);
   const uint64_t begin = RecordsBegin(bytes);
   const uint64_t tail = live.tail & ~format::kTailClosed;
+  // Behind the tail lies reserved space, which a writer may trim at any moment: touching it through the mapping could
+  // then end this process, so it is looked at by read(2) (first_nonzero), and left out when it is empty.
   uint64_t limit = bytes.size();
   if (tail >= begin && tail < bytes.size() && first_nonzero(tail) >= bytes.size()) limit = tail;
 
@@ -243,6 +251,7 @@ Status IndexTraceFile(std::span<const unsigned char> bytes, const std::string& n
   return {};
 }
 
+// Reads the header and the pages that hold non-event records: what lies between is never faulted in.
 Status ReadTraceFileSummary(std::span<const unsigned char> bytes, const std::string& name, TraceFileIndex* index) {
   index->process.file = name;
   DamageList damages(name);

@@ -1,6 +1,10 @@
 #include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <filesystem>
 
 #include "../check/small_trace.h"
+#include "trace/writer.h"
 
 namespace assay {
 namespace {
@@ -101,6 +105,33 @@ TEST(Capture, MissingShardIsSaid) {
   const auto whole = capture->Stitched(*capture->Info(0));
   ASSERT_FALSE(whole.ok());
   EXPECT_NE(whole.status().message().find("1 of 2 shards"), std::string::npos) << whole.status().message();
+}
+
+TEST(Capture, EmptyTensorOfAForgedExtentTakesNoMemory) {
+  std::string folder = (std::filesystem::temp_directory_path() / "assay-capture-XXXXXX").string();
+  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+  TraceWriterOptions options;
+  options.dir = folder;
+  auto writer = std::move(TraceWriter::Open(options, ProcessInfo{})).value();
+  Event event;
+  event.site = writer->AddSite("layers.0.attn.q", "", "").value();
+  event.dtype = DType::kF32;
+  event.shape = {0, int64_t{1} << 60};
+  event.strides = {1, 1};
+  event.row_axis = 1;
+  event.payload = writer->WritePayload("", 0).value();
+  ASSERT_TRUE(writer->Write(event).ok());
+  event.shape = {0, 4};
+  event.row_axis = 0;
+  event.shard = {0, 2, 0, int64_t{1} << 60};
+  ASSERT_TRUE(writer->Write(event).ok());
+  event.rank = event.shard.index = 1;
+  ASSERT_TRUE(writer->Write(event).ok());
+  ASSERT_TRUE(writer->Close().ok());
+  auto capture = std::move(Capture::Open(folder)).value();
+  EXPECT_EQ(capture->Load(0).status().code(), Code::kBadInput);
+  EXPECT_EQ(capture->Stitched(*capture->Info(1)).status().code(), Code::kBadInput);
+  std::filesystem::remove_all(folder);
 }
 
 TEST(Capture, MissingPayloadSaysWhatToRecord) {

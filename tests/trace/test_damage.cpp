@@ -245,6 +245,16 @@ TEST(Damage, FileThatIsNoTraceIsSkippedInAFolderAndSaid) {
   EXPECT_TRUE(trace->damages()[1].benign) << "killed while it opened the file";
 }
 
+TEST(Damage, FileThatCannotBeReadIsNotTakenForOneKilledAtItsStart) {
+  const TempDir dir;
+  WriteBytes(dir.path() + "/a.assay", SomeFile(kEvents));
+  std::filesystem::create_directory(dir.path() + "/b.assay");
+  auto trace = std::move(Trace::Open(dir.path())).value();
+  EXPECT_EQ(trace->event_count(), uint64_t{kEvents});
+  ASSERT_EQ(trace->damages().size(), 1u);
+  EXPECT_FALSE(trace->damages()[0].benign) << "what a process recorded is missing";
+}
+
 TEST(Damage, DamagedHeaderStillGivesTheEvents) {
   Bytes bytes = SomeFile(kEvents);
   bytes[20] ^= 1;
@@ -274,6 +284,24 @@ TEST(Damage, ForgedSiteNumbersDoNotSizeTables) {
     auto trace = Parse(bytes);
     EXPECT_EQ(StepsOf(*trace), AllStepsBut({2}));
     EXPECT_LT(trace->processes()[0].sites.size(), 10u);
+  }
+}
+
+TEST(Damage, SegmentOfRowsThatNoTensorHasIsRefused) {
+  const Bytes whole = SomeFile(3);
+  const RecordSpan event = EventSpan(whole, 1);
+  const uint64_t fixed_at = event.offset + sizeof(format::RecordHeader);
+  const uint64_t segment = event.offset + Peek<uint32_t>(whole, fixed_at + offsetof(format::EventFixed, segments_at));
+  for (const auto& [field, value] : {std::pair<size_t, int64_t>{offsetof(format::SegmentFixed, first_row), -1},
+                                     {offsetof(format::SegmentFixed, first_row), INT64_MAX},
+                                     {offsetof(format::SegmentFixed, first_position), INT64_MAX}}) {
+    Bytes bytes = whole;
+    Poke(&bytes, segment + field, value);
+    Reseal(&bytes, event.offset);
+    auto trace = Parse(bytes);
+    EXPECT_EQ(trace->event_count(), 2u) << field << " " << value;
+    ASSERT_EQ(trace->damages().size(), 1u);
+    EXPECT_EQ(trace->damages()[0].what, "bad event record");
   }
 }
 
@@ -320,6 +348,28 @@ TEST(Damage, FileFullOfForgedHeadersIsReadInLinearTime) {
   auto trace = Parse(bytes);
   EXPECT_EQ(trace->event_count(), 0u);
   EXPECT_FALSE(trace->damages().empty());
+}
+
+TEST(Damage, FileFullOfMetadataKeysIsReadInLinearTime) {
+  Bytes bytes = SomeFile(1);
+  constexpr int kPairs = 60000;
+  for (int i = 0; i < 2 * kPairs; ++i) {  // each key twice: the later value holds
+    const std::string body = codec::EncodeMeta("key " + std::to_string(i % kPairs), std::to_string(i));
+    const size_t at = bytes.size();
+    const uint64_t size_bytes = format::PadTo8(sizeof(format::RecordHeader) + sizeof(format::AuxHead) + body.size());
+    bytes.resize(at + size_bytes);
+    Poke(&bytes, at, format::kTagCommitted);
+    Poke(&bytes, at + 4, static_cast<uint32_t>(size_bytes));
+    Poke<uint16_t>(&bytes, at + 12, format::kKindMeta);
+    std::memcpy(bytes.data() + at + sizeof(format::RecordHeader) + sizeof(format::AuxHead), body.data(), body.size());
+    Reseal(&bytes, at);
+  }
+  auto trace = Parse(bytes);
+  const Metadata& meta = trace->processes()[0].info.meta;
+  const size_t first = SomeProcess().meta.size();
+  ASSERT_EQ(meta.size(), first + kPairs);
+  EXPECT_EQ(meta[first].first, "key 0");
+  EXPECT_EQ(meta[first].second, std::to_string(kPairs));
 }
 
 TEST(Damage, ListOfDamagesIsBounded) {
