@@ -18,6 +18,7 @@
 namespace assay {
 namespace {
 
+// Not ".assay": readers of the trace must not take it for a trace file.
 constexpr const char* kSuffix = ".control";
 constexpr size_t kFileBytes = 4096;
 
@@ -28,6 +29,7 @@ std::string SafeName(const std::string& host) {
 }
 
 // A page that others write: copied out, then bounded.
+// page is a copy that nobody else writes.
 Selection ReadSelection(const ControlPage& page) {
   Selection selection;
   selection.has_steps = page.has_steps != 0;
@@ -50,6 +52,7 @@ void CopyPage(const ControlPage* from, ControlPage* to) {
   }
 }
 
+// Two hosts may share the trace folder over a network; a process number means nothing on the other one.
 std::string HostName() {
   char text[256] = {};
   return ::gethostname(text, sizeof(text) - 1) == 0 ? text : "";
@@ -63,6 +66,7 @@ bool Selection::wants_request(uint64_t request) const {
 
 // ---- The host's side ----
 
+// Two pages at one mapping: private for the owner's word, and behind it the one that a file is mapped over.
 std::unique_ptr<ArmSwitch> ArmSwitch::Create(const std::string& dir, const std::string& host, bool armed) try {
   std::unique_ptr<ArmSwitch> made(new ArmSwitch);
   made->page_bytes_ = std::max(static_cast<size_t>(::sysconf(_SC_PAGESIZE)), kFileBytes);
@@ -112,8 +116,10 @@ bool ArmSwitch::MapFile() {
   return true;
 }
 
+// Runs in the handler of fork(), where the child has a single thread.
 void ArmSwitch::Renew() {
   new (&mutex_) std::mutex();
+  path_.clear();  // the parent's file, which is not for this process to remove
   // The page is the parent's: from here on it is this process's alone, whether a file can be made or not.
   ControlPage content{};
   CopyPage(page_, &content);
@@ -129,6 +135,8 @@ void ArmSwitch::Renew() {
   }
 }
 
+// A sequence lock: the copy counts only when the generation is even and the same before and after. A torn or stale
+// read keeps the selection that held before, until the next observation looks again.
 void ArmSwitch::Reread(uint32_t generation) {
   if (generation % 2 != 0) return;  // being written: what holds, holds until it is done
   std::lock_guard lock(mutex_);
@@ -179,6 +187,7 @@ int ParentOf(const std::string& pid) {
 }
 
 // A process and all its descendants.
+// By the parents that /proc names at one moment; a child whose parent has ended belongs to init and is missed.
 std::set<int> FamilyOf(int root) {
   std::set<int> family{root};
   const Result<std::vector<std::string>> entries = ListDir("/proc");
@@ -195,6 +204,7 @@ std::set<int> FamilyOf(int root) {
 }
 
 // Control files that a process has mapped.
+// Deleted files end in " (deleted)" there and so do not match.
 void AddMapped(int pid, std::vector<std::string>* paths) {
   const std::string maps = ReadProc("/proc/" + std::to_string(pid) + "/maps");
   for (size_t start = 0; start < maps.size();) {
@@ -211,6 +221,7 @@ void AddMapped(int pid, std::vector<std::string>* paths) {
 
 }  // namespace
 
+// 9 digits bound the number to an int; process numbers have at most 7.
 Result<std::vector<std::string>> FindControlFiles(const std::string& target) {
   std::vector<std::string> paths;
   if (IsDirectory(target)) {
@@ -237,6 +248,8 @@ Result<std::vector<std::string>> FindControlFiles(const std::string& target) {
   return paths;
 }
 
+// The flag is written last on arming, when the selection is in place. A writer that dies between the two stores of
+// the generation leaves it odd: the host ignores the page then, and the next writer makes it even.
 ControlledProcess WriteControl(const std::string& path, bool on, const Selection& selection) {
   ControlledProcess result;
   result.path = path;
@@ -275,13 +288,16 @@ ControlledProcess WriteControl(const std::string& path, bool on, const Selection
       generation.store(even + 1, std::memory_order_release);
       std::atomic_thread_fence(std::memory_order_release);
       page->has_steps = selection.has_steps ? 1 : 0;
-      page->n_steps = static_cast<uint32_t>(std::min(selection.steps.ranges.size(), kControlSteps));
-      for (size_t i = 0; i < page->n_steps; ++i) {
+      // Counts of our own bound the loops: the page is shared, and what stands in it may change at any moment.
+      const size_t n_steps = std::min(selection.steps.ranges.size(), kControlSteps);
+      const size_t n_requests = std::min(selection.requests.size(), kControlRequests);
+      page->n_steps = static_cast<uint32_t>(n_steps);
+      for (size_t i = 0; i < n_steps; ++i) {
         page->steps[i][0] = selection.steps.ranges[i].first;
         page->steps[i][1] = selection.steps.ranges[i].second;
       }
-      page->n_requests = static_cast<uint32_t>(std::min(selection.requests.size(), kControlRequests));
-      std::copy_n(selection.requests.begin(), page->n_requests, page->requests);
+      page->n_requests = static_cast<uint32_t>(n_requests);
+      std::copy_n(selection.requests.begin(), n_requests, page->requests);
       generation.store(even + 2, std::memory_order_release);
     }
     std::atomic_ref<int32_t>(page->armed).store(on ? 1 : 0, std::memory_order_release);

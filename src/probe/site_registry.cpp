@@ -8,12 +8,10 @@
 namespace assay {
 namespace {
 
+// Names offered for a pattern that matched nothing.
 constexpr size_t kMaxCandidates = 3;
 
-bool EndsWith(std::string_view text, std::string_view tail) {
-  return text.size() >= tail.size() && text.substr(text.size() - tail.size()) == tail;
-}
-
+// Everything that a name decides, once. The engine's own name may be filtered by as well as the canonical one.
 void Classify(const Settings& settings, ProbeSite* site) {
   const SiteName parsed = ParseSiteName(site->name);
   site->axes_given = !site->axes.empty();
@@ -23,7 +21,7 @@ void Classify(const Settings& settings, ProbeSite* site) {
   site->row_axis = axes.row_axis;
   site->head_axis = axes.head_axis;
   site->token_ids = parsed.stem == "next_token" || parsed.stem == "input_ids";
-  site->minus_inf_is_fine = EndsWith(parsed.stem, "lse");
+  site->minus_inf_is_fine = parsed.stem.ends_with("lse");
   const auto hit = [&](const NameFilter& filter) {
     return filter.matches(site->name) || (!site->engine_name.empty() && filter.matches(site->engine_name));
   };
@@ -51,6 +49,7 @@ AxesText ReadAxes(std::string_view axes) {
   return out;
 }
 
+// A shared lock is enough for all but the first sight of a name. The first caller's engine name and axes stay.
 ProbeSite* SiteRegistry::Find(std::string_view name, std::string_view engine_name, std::string_view axes) {
   {
     std::shared_lock lock(mutex_);
@@ -84,6 +83,8 @@ bool SiteRegistry::Wants(std::string_view name) {
   site.name = name;
   Classify(settings_, &site);
   std::unique_lock lock(mutex_);
+  // Another thread may have described the site meanwhile; as a name without a site it would count as never fired.
+  if (const auto it = by_name_.find(name); it != by_name_.end()) return it->second->wanted;
   asked_.emplace(name, site.wanted);
   return site.wanted;
 }
@@ -102,6 +103,7 @@ void SiteRegistry::CountDrop(ProbeSite* site, const std::string& reason) {
   }
 }
 
+// Patterns are held against every name that was ever asked about, sites that other filters left out among them.
 std::vector<CoverageNote> SiteRegistry::Coverage(int* not_found) const {
   std::shared_lock lock(mutex_);
   std::vector<CoverageNote> notes;

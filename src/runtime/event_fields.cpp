@@ -8,7 +8,9 @@
 namespace assay {
 namespace {
 
+// Fewer than the format's 64: the ABI promises 32, and OwnedObservation has room for as many strides.
 constexpr int32_t kMaxRank = 32;
+// A struct_size that is larger was never set: it is whatever stood in memory.
 constexpr uint64_t kMaxStructSize = 65536;
 
 std::string_view OrEmpty(const char* text) { return text == nullptr ? std::string_view() : std::string_view(text); }
@@ -24,6 +26,7 @@ Status BadRun(uint64_t number, const assay_row_run& run) {
                        std::to_string(run.first_position) + "; expected 0 or above, and sums below 2^63");
 }
 
+// Fills the view; strides that the caller left out are those of a contiguous tensor.
 Status ReadTensor(const assay_event& event, OwnedObservation* out) {
   if (event.ndim < 0 || event.ndim > kMaxRank) return BadField("ndim", event.ndim, "0 to 32");
   if (event.ndim > 0 && event.shape == nullptr) return Status::Usage("assay_event.shape is NULL with ndim above 0");
@@ -49,6 +52,7 @@ Status ReadTensor(const assay_event& event, OwnedObservation* out) {
   return {};
 }
 
+// Runs as given, or pressed from one entry a row. That they lie inside the tensor is checked with the axes, later.
 Status ReadRows(const assay_event& event, OwnedObservation* out) {
   const bool by_row = event.row_requests != nullptr || event.row_positions != nullptr;
   if (by_row && event.n_runs != 0) {
@@ -64,6 +68,11 @@ Status ReadRows(const assay_event& event, OwnedObservation* out) {
                            ", expected the extent of the row axis, at most " + std::to_string(longest));
     }
     out->runs = RunsFromRows(event.row_requests, event.row_positions, static_cast<int64_t>(event.n_rows));
+    for (const RowRun& run : out->runs) {
+      if (run.first_position > INT64_MAX - run.n_rows) {
+        return Status::Usage("assay_event.row_positions ends a run at 2^63 or beyond; positions count from 0");
+      }
+    }
   } else {
     if (event.n_runs != 0 && event.runs == nullptr)
       return Status::Usage("assay_event.runs is NULL with n_runs above 0");
@@ -82,6 +91,7 @@ Status ReadRows(const assay_event& event, OwnedObservation* out) {
   return {};
 }
 
+// A count of 0 means that nothing was said: one shard.
 Status ReadShard(const assay_event& event, Observation* out) {
   if (event.shard_count < 0) return BadField("shard_count", event.shard_count, "0 or above");
   out->shard.index = event.shard_index;
@@ -98,6 +108,7 @@ Status ReadShard(const assay_event& event, Observation* out) {
 
 }  // namespace
 
+// Fields that an older caller's struct lacks keep what *out has; bytes of a newer one behind known_size are ignored.
 Status ReadStructBytes(const void* in, uint64_t least_size, uint64_t known_size, const char* what, void* out) {
   if (in == nullptr) return Status::Usage(std::string(what) + " is NULL");
   uint64_t size = 0;

@@ -2,6 +2,8 @@
 
 namespace assay {
 
+// A padding row breaks a run of real rows and joins the padding rows before it. Nothing is added to a position, which
+// may be as large as int64 allows.
 std::vector<RowRun> RunsFromRows(const uint64_t* requests, const int64_t* positions, int64_t n_rows) {
   std::vector<RowRun> runs;
   int64_t counted = 0;  // position of a row without positions
@@ -17,7 +19,7 @@ std::vector<RowRun> RunsFromRows(const uint64_t* requests, const int64_t* positi
     if (!runs.empty()) {
       RowRun& last = runs.back();
       const bool continues = last.padding == here.padding && last.request == here.request &&
-                             (here.padding || here.first_position == last.first_position + last.n_rows);
+                             (here.padding || here.first_position - last.n_rows == last.first_position);
       if (continues) {
         ++last.n_rows;
         continue;

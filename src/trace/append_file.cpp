@@ -67,7 +67,11 @@ Status AppendFile::Map() {
       base_ = static_cast<unsigned char*>(range);
       break;
     }
-    if (event_cap_ <= uint64_t{1} << 20) return ErrnoStatus(options_.path, "cannot set addresses aside", errno);
+    if (event_cap_ <= uint64_t{1} << 20) {
+      const Status status = ErrnoStatus(options_.path, "cannot set addresses aside", errno);
+      ::unlink(options_.path.c_str());
+      return status;
+    }
   }
   ::madvise(base_, range_bytes_, MADV_DONTFORK);
 

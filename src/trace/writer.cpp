@@ -36,6 +36,7 @@ std::string SafeName(const std::string& text) {
   return safe.substr(0, 64);
 }
 
+// `with` is not searched again: a host name with "%p" in it stays what it is.
 std::string ReplaceAll(std::string text, const std::string& what, const std::string& with) {
   for (size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + with.size())) {
     text.replace(at, what.size(), with);
@@ -82,6 +83,7 @@ struct Session {
   std::atomic<uint64_t> payload_left{0};
   std::mutex aux_mutex;  // site table, aux chain, replay list
   std::unordered_map<std::string, uint32_t> site_ids;
+  // Of the process that opened it; tells a fork where there is no file whose guard would.
   pid_t pid = 0;
   bool closed = false;
 };
@@ -102,6 +104,8 @@ const char* ReasonText(DropReason why) {
 
 }  // namespace
 
+// session is replaced at most once a process, by the first call after a fork; everything else about a file hangs on
+// it.
 struct TraceWriter::Impl {
   TraceWriterOptions options;
   std::string dir;
@@ -110,6 +114,7 @@ struct TraceWriter::Impl {
   std::atomic<pid_t> reopening{0};
   Replay replay_head;  // sentinel
   std::atomic<Replay*> replay_tail{nullptr};
+  // Of the current session's file; changes with it.
   std::string path;
 
   ~Impl() {
@@ -122,6 +127,8 @@ struct TraceWriter::Impl {
     }
   }
 
+  // Always gives a session; without a file it counts what it cannot write. The random part of the name keeps hosts
+  // with one pid (containers) apart.
   std::unique_ptr<Session> NewSession(const ProcessInfo& info) {
     auto s = std::make_unique<Session>();
     s->process = info;
@@ -154,6 +161,8 @@ struct TraceWriter::Impl {
     return Reopen(s);
   }
 
+  // A forked child's file begins with the parent's sites, under the same ids, and its metadata: ids that callers
+  // cached before the fork stay good.
   Session* Reopen(Session* parents) {
     const pid_t self = ::getpid();
     pid_t owner = reopening.load();
@@ -163,6 +172,10 @@ struct TraceWriter::Impl {
       if (session.load(std::memory_order_acquire) != parents) return session.load(std::memory_order_acquire);
       ::sched_yield();
       owner = reopening.load();
+    }
+    if (Session* others = session.load(std::memory_order_acquire); others != parents) {
+      reopening.store(0);  // another thread was done between our two looks
+      return others;
     }
     ProcessInfo info = process;
     info.meta.emplace_back("forked_from", std::to_string(info.pid));
@@ -179,6 +192,7 @@ struct TraceWriter::Impl {
     Session* mine = s.release();
     // The parent's session is leaked on purpose: its mutex may be locked for ever, its mapping is not here.
     session.store(mine, std::memory_order_release);
+    reopening.store(0);  // a number left here could be that of a later child, which would then wait for itself
     return mine;
   }
 
@@ -203,6 +217,7 @@ struct TraceWriter::Impl {
     return {};
   }
 
+  // Counts the drop and says why, for the caller's Status.
   Status Refused(Session* s, DropReason why) {
     s->file->CountDrop(why);
     if (why == format::kDropDiskFull)
@@ -275,6 +290,8 @@ Result<std::unique_ptr<TraceWriter>> TraceWriter::Open(const TraceWriterOptions&
   });
 }
 
+// Number, record and replay entry are made under one lock: ids are dense, and a child never misses a site whose id a
+// caller has.
 Result<uint32_t> TraceWriter::AddSite(const std::string& name, const std::string& engine_name,
                                       const std::string& axes) {
   return Guarded([&]() -> Result<uint32_t> {
@@ -291,6 +308,7 @@ Result<uint32_t> TraceWriter::AddSite(const std::string& name, const std::string
   });
 }
 
+// The event's sequence is taken after space is: numbers have no gaps for events that were dropped.
 Status TraceWriter::Write(const Event& event) {
   return Guarded([&]() -> Status {
     Session* s = impl_->Current();

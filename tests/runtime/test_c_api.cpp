@@ -156,6 +156,19 @@ TEST_F(CApi, RowsOneByOneBecomeRuns) {
   EXPECT_TRUE(e.segments[3].padding);
 }
 
+TEST_F(CApi, RowPositionsBeyondTheLastNumberAreRefused) {
+  ASSERT_EQ(Open(), ASSAY_OK) << error_.message;
+  const int64_t positions[] = {INT64_MAX - 1, INT64_MAX, INT64_MAX};
+  shape_[0] = 3;
+  shape_[1] = 4;
+  event_.name = "layers.0.out";
+  event_.axes = "T h";
+  event_.row_positions = positions;
+  event_.n_rows = 3;
+  EXPECT_EQ(assay_record(trace_, &event_, &error_), ASSAY_ERROR_USAGE);
+  EXPECT_NE(std::string(error_.message).find("row_positions"), std::string::npos) << error_.message;
+}
+
 TEST(RowRuns, WithoutPositionsEachStretchCountsFromZero) {
   const uint64_t requests[] = {7, 7, 9, 7};
   const std::vector<RowRun> runs = RunsFromRows(requests, nullptr, 4);
