@@ -17,12 +17,13 @@ constexpr double kLargestResidual = 0.05;
 constexpr uint32_t kNoSite = ~uint32_t{0};
 constexpr const char* kSideName[2] = {"A", "B"};
 
+// A row that is to be explained, with both sides' values.
 struct WrongRow {
   uint32_t row;
   uint32_t request;
   int32_t position;
   RowValue value[2];
-  bool present = false;
+  bool present[2] = {false, false};
 };
 
 std::string Printf(const char* format, double x) {
@@ -31,12 +32,14 @@ std::string Printf(const char* format, double x) {
   return buffer;
 }
 
+// Of two row sketches: an unbiased estimate of the rows' inner product.
 double Dot(const double* a, const double* b) {
   double sum = 0;
   for (int i = 0; i < kRowSketchSize; ++i) sum += a[i] * b[i];
   return sum;
 }
 
+// Tests from the most certain (equal bits) to fits; the first that holds is the answer.
 class Explainer {
  public:
   Explainer(const JointIndex& index, const SiteGraph& graph, uint32_t site, double noise)
@@ -61,6 +64,7 @@ class Explainer {
 
  private:
   bool Is(std::string_view stem) const { return index_.sites[site_].parsed.stem == stem; }
+  // Sites whose rows live in the cache: equal rows there mean a wrong slot.
   bool IsCache() const {
     const std::string& stem = index_.sites[site_].parsed.stem;
     return stem == "attn.kv_write" || stem == "attn.k" || stem == "attn.v" || stem == "attn.k_pe" ||
@@ -83,6 +87,7 @@ class Explainer {
     }
   }
 
+  // Both sides' values of the wrong rows; rows that a side lacks are left out.
   void Load(const std::vector<uint32_t>& rows) {
     std::unordered_map<uint64_t, size_t> at;
     std::vector<WrongRow> all;
@@ -95,30 +100,29 @@ class Explainer {
       at.emplace(Key(wrong.request, wrong.position), all.size());
       all.push_back(wrong);
     }
-    int present[2] = {0, 0};
     for (int side : {kA, kB}) {
       ForEachRequest(site_, side, -1, [&](uint32_t request, const SideRows& values) {
         for (const RowValue& value : values.rows) {
           const auto it = at.find(Key(request, value.position));
           if (it == at.end()) continue;
           all[it->second].value[side] = value;
-          all[it->second].present = side == kA || all[it->second].present;
-          ++present[side];
+          all[it->second].present[side] = true;
         }
       });
     }
-    if (present[kB] == 0) return;
     for (const WrongRow& wrong : all) {
-      if (wrong.present) rows_.push_back(wrong);
+      if (wrong.present[kA] && wrong.present[kB]) rows_.push_back(wrong);
     }
   }
 
+  // Request and position in one word; negative positions wrap without meeting others.
   static uint64_t Key(uint32_t request, int32_t position) {
     return (uint64_t{request} << 32) | static_cast<uint32_t>(position);
   }
 
   void ExplainNonFinite() {
     cause_.cls = fault_class::kRange;
+    if (rows_.empty()) return;  // no row grids: nothing to count
     uint64_t total[2] = {0, 0};
     for (const WrongRow& wrong : rows_) {
       for (int side : {kA, kB}) total[side] += wrong.value[side].nonfinite;
@@ -155,6 +159,7 @@ class Explainer {
     return true;
   }
 
+  // Where a wrong row's bits were found again; step -2: nowhere.
   struct Seen {
     uint32_t site, request;
     int32_t position;
@@ -278,6 +283,8 @@ class Explainer {
     return true;
   }
 
+  // Rows of other requests, or in a cache: identity. Earlier rows of the same site elsewhere: an output that was not
+  // written.
   void DescribeRepeats(int side, int from, const std::vector<Seen>& seen, size_t found) {
     size_t same_request = 0, same_site = 0;
     int64_t shift = 0;

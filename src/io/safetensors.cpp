@@ -1,7 +1,6 @@
 #include "io/safetensors.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 #include <optional>
 #include <set>
 
+#include "base/files.h"
 #include "base/mapped_file.h"
 #include "io/json.h"
 #include "io/text_file.h"
@@ -51,6 +51,7 @@ constexpr std::array<DTypeName, 19> kDTypes{{
     {"BOOL", DType::kBool, 8},
 }};
 
+// Exact spelling: the format knows no other.
 const DTypeName* FindDType(std::string_view name) {
   for (const DTypeName& d : kDTypes) {
     if (d.name == name) return &d;
@@ -153,6 +154,7 @@ Result<CheckpointTensor> ParseEntry(const std::string& name, const Json& entry, 
 }
 
 // Sorted by offset the tensors must follow each other from the first byte of the data section to its last.
+// Overlaps would let two names share bytes, holes would hide some; the reference implementation refuses both.
 Status CheckTiling(const std::vector<CheckpointTensor>& tensors, const std::string& file, uint64_t data_start,
                    uint64_t data_bytes) {
   std::vector<const CheckpointTensor*> order;
@@ -177,20 +179,6 @@ Status CheckTiling(const std::vector<CheckpointTensor>& tensors, const std::stri
 }
 
 bool ByName(const CheckpointTensor& a, const CheckpointTensor& b) { return a.name < b.name; }
-
-bool IsDirectory(const std::string& path) {
-  struct stat info {};
-  return ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
-}
-
-bool Exists(const std::string& path) {
-  struct stat info {};
-  return ::stat(path.c_str(), &info) == 0;
-}
-
-bool EndsWith(std::string_view text, std::string_view end) {
-  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
-}
 
 // Tensor name -> shard file name of an index. Shards are plain names in the index's own folder: no path leads out.
 Result<std::map<std::string, std::string>> ReadIndex(const std::string& path) {
@@ -262,6 +250,7 @@ struct Checkpoint::Impl {
   std::vector<CheckpointTensor> tensors;
 
   // Maps and parses one file and appends its tensors.
+  // Spans of the tensors stay valid while files is moved, as a MappedFile keeps its addresses.
   Status Add(const std::string& file) {
     ASSAY_ASSIGN_OR_RETURN(MappedFile mapped, MappedFile::Open(file));
     ASSAY_ASSIGN_OR_RETURN(SafetensorsFile parsed,
@@ -316,14 +305,14 @@ Result<std::shared_ptr<const Checkpoint>> Checkpoint::Open(const std::string& pa
   checkpoint->impl_->path = path;
   if (IsDirectory(path)) {
     const std::string single = path + "/model.safetensors", index = path + "/model.safetensors.index.json";
-    if (Exists(single)) {
+    if (FileExists(single)) {
       ASSAY_RETURN_IF_ERROR(checkpoint->impl_->Add(single));
-    } else if (Exists(index)) {
+    } else if (FileExists(index)) {
       ASSAY_RETURN_IF_ERROR(checkpoint->impl_->AddSharded(index));
     } else {
       return Status::BadInput(path + ": holds neither model.safetensors nor model.safetensors.index.json");
     }
-  } else if (EndsWith(path, ".json")) {
+  } else if (path.ends_with(".json")) {
     ASSAY_RETURN_IF_ERROR(checkpoint->impl_->AddSharded(path));
   } else {
     ASSAY_RETURN_IF_ERROR(checkpoint->impl_->Add(path));
@@ -331,6 +320,7 @@ Result<std::shared_ptr<const Checkpoint>> Checkpoint::Open(const std::string& pa
   return std::shared_ptr<const Checkpoint>(std::move(checkpoint));
 }
 
+// tensors are sorted by name.
 const CheckpointTensor* Checkpoint::find(std::string_view name) const {
   const auto& all = impl_->tensors;
   const auto at = std::lower_bound(all.begin(), all.end(), name,
@@ -341,6 +331,7 @@ const CheckpointTensor* Checkpoint::find(std::string_view name) const {
 const std::vector<CheckpointTensor>& Checkpoint::tensors() const { return impl_->tensors; }
 const std::string& Checkpoint::path() const { return impl_->path; }
 
+// Names go into the header's own vector: setting members one by one would search all earlier ones.
 Status WriteSafetensors(const std::string& path, const std::vector<CheckpointTensor>& tensors,
                         const std::vector<std::pair<std::string, std::string>>& metadata) {
   Json header = Json::object();

@@ -4,10 +4,12 @@
 #include <charconv>
 
 #include "model/engine.h"
+#include "probe/settings.h"
 
 namespace assay {
 namespace {
 
+// Whether the fault can be planted in that layer of the model as SetUp left it.
 bool Exists(const FaultDef& def, const ModelConfig& config, int64_t layer) {
   switch (def.needs.layers) {
     case LayerKind::kMoe:
@@ -23,22 +25,8 @@ bool Exists(const FaultDef& def, const ModelConfig& config, int64_t layer) {
   return true;
 }
 
-// Levenshtein distance, for the suggestion behind a misspelt name.
-size_t Distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t above = row[j];
-      row[j] = std::min({above + 1, row[j - 1] + 1, diagonal + (a[i - 1] == b[j - 1] ? 0 : 1)});
-      diagonal = above;
-    }
-  }
-  return row[b.size()];
-}
-
+// Changes options and config to what the fault needs, or says why this model cannot have it. Settings are only
+// raised, never lowered, where more does no harm (shards, tokens).
 Status SetUp(const FaultDef& def, EngineOptions* options, ModelConfig* config) {
   const FaultNeeds& needs = def.needs;
   const std::string name(def.name);
@@ -160,12 +148,12 @@ Result<FaultPlan> PlanFault(EngineOptions* options, ModelConfig* config) {
   const std::string_view name = text.substr(0, at);
   const FaultDef* def = FindFault(name);
   if (def == nullptr) {
-    const FaultDef* nearest = &AllFaults().front();
-    for (const FaultDef& other : AllFaults()) {
-      if (Distance(name, other.name) < Distance(name, nearest->name)) nearest = &other;
-    }
-    return Status::Usage("unknown fault \"" + std::string(name) + "\"; did you mean " + std::string(nearest->name) +
-                         "? (--list-faults prints all)");
+    std::vector<std::string_view> names;
+    for (const FaultDef& other : AllFaults()) names.push_back(other.name);
+    const std::string_view nearest = NearestName(name, names);
+    std::string message = "unknown fault \"" + std::string(name) + "\"";
+    if (!nearest.empty()) message += "; did you mean " + std::string(nearest) + "?";
+    return Status::Usage(message + " (--list-faults prints all)");
   }
   ASSAY_RETURN_IF_ERROR(SetUp(*def, options, config));
   plan.def = def;
@@ -215,6 +203,7 @@ Result<FaultPlan> PlanFault(EngineOptions* options, ModelConfig* config) {
   return plan;
 }
 
+// The reversed prompt has the same length and other rows at every position.
 void PrepareInputs(const FaultPlan& plan, EngineOptions* options, std::vector<PromptInput>* prompts) {
   if (plan.def == nullptr || prompts->empty()) return;
   const FaultNeeds& needs = plan.def->needs;

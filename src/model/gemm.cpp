@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/hash.h"
 #include "model/dot_rows.h"
 
 #ifdef ASSAY_HAVE_BLAS
@@ -47,6 +48,7 @@ void BlasLinear(const double* x, int64_t ldx, const double* w, int64_t ldw, doub
 }
 #endif
 
+// The one place that decides between a BLAS and the own loops.
 template <class T>
 void LinearOf(const T* x, int64_t ldx, const T* w, int64_t ldw, T* y, int64_t ldy, int64_t m, int64_t n, int64_t k,
               bool accumulate) {
@@ -62,31 +64,16 @@ void LinearOf(const T* x, int64_t ldx, const T* w, int64_t ldw, T* y, int64_t ld
   PlainLinear(x, ldx, w, ldw, y, ldy, m, n, k, accumulate);
 }
 
-// Uniform in [-1, 1) from a fixed seed (splitmix64).
-class Random {
- public:
-  explicit Random(uint64_t seed) : state_(seed) {}
-  double next() {
-    state_ += 0x9e3779b97f4a7c15u;
-    uint64_t z = state_;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    z ^= z >> 31;
-    return static_cast<double>(z >> 11) * 0x1p-52 - 1.0;
-  }
-
- private:
-  uint64_t state_;
-};
-
+// One product of random entries in [-1, 1), element by element against the same sum in long double, whose own error
+// (64 bits of mantissa on x86) is 2^-11 of a double's. terms is k + 1: a product each, and what was there before.
 template <class T>
 Status CheckShape(int64_t m, int64_t n, int64_t k, bool accumulate, uint64_t seed, const char* type) {
-  Random random(seed);
+  SplitMix64 random(seed);
   // Rows longer than the matrix, so that a product that ignores the leading dimension is caught.
   const int64_t ldx = k + 3, ldw = k + 1, ldy = n + 2;
   std::vector<T> x(static_cast<size_t>(m * ldx)), w(static_cast<size_t>(n * ldw)), y(static_cast<size_t>(m * ldy));
   for (auto* v : {&x, &w, &y}) {
-    for (T& e : *v) e = static_cast<T>(random.next());
+    for (T& e : *v) e = static_cast<T>(2 * random.NextDouble() - 1);
   }
   const std::vector<T> before = y;
   LinearOf(x.data(), ldx, w.data(), ldw, y.data(), ldy, m, n, k, accumulate);

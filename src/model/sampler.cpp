@@ -3,19 +3,18 @@
 #include <cmath>
 #include <limits>
 
+#include "base/hash.h"
+
 namespace assay {
 namespace {
 
-// SplitMix64's finaliser: every input bit reaches every output bit.
-uint64_t Mix(uint64_t x) {
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
+// The next number of a SplitMix64 sequence whose state is x.
+uint64_t Mix(uint64_t x) { return Mix64(x + kGolden64); }
 
 }  // namespace
 
+// Inverse transform: the first token at which the running sum passes uniform * total. Two passes over the logits
+// instead of a buffer of probabilities. When rounding leaves nothing over, the largest logit is the answer.
 template <class T>
 Choice ChooseToken(const T* logits, int64_t vocab, double temperature, uint64_t seed, uint64_t request,
                    int64_t position) {

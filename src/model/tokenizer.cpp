@@ -1,7 +1,5 @@
 #include "model/tokenizer.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -9,6 +7,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/files.h"
 #include "io/json.h"
 #include "io/text_file.h"
 #include "model/text_split.h"
@@ -16,6 +15,7 @@
 namespace assay {
 namespace {
 
+// Vocabularies of 256 thousand tokens have files of some 30 MB.
 constexpr uint64_t kMaxFileBytes = 256u << 20;
 constexpr int64_t kMaxId = int64_t{1} << 24;
 
@@ -31,6 +31,7 @@ std::array<char32_t, 256> ByteAlphabet() {
   return alphabet;
 }
 
+// Matched in the text before it is split; special: left out by Decode when asked.
 struct AddedToken {
   std::string content;
   int64_t id = 0;
@@ -42,13 +43,9 @@ struct Merge {
   int64_t rank = 0, id = 0;
 };
 
+// Ids are below kMaxId = 2^24, so both fit.
 uint64_t PairKey(int64_t left, int64_t right) {
   return (static_cast<uint64_t>(left) << 32) | static_cast<uint64_t>(right);
-}
-
-bool IsDirectory(const std::string& path) {
-  struct stat info {};
-  return ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
 }
 
 std::string TypeOf(const Json& object) {
@@ -120,6 +117,7 @@ Status Tokenizer::Impl::ReadShape(const Json& root) const {
   return {};
 }
 
+// Every byte needs its symbol, else there would be texts without ids.
 Status Tokenizer::Impl::ReadVocab(const Json& model) {
   const Json* vocab = FindKey(model, "vocab");
   if (vocab == nullptr || !vocab->is_object()) return Bad("key \"model.vocab\" is missing or no object");
@@ -160,6 +158,7 @@ Status Tokenizer::Impl::ReadVocab(const Json& model) {
   return {};
 }
 
+// The line's number is the merge's rank.
 Status Tokenizer::Impl::ReadMerges(const Json& model) {
   const Json* list = FindKey(model, "merges");
   if (list == nullptr || !list->is_array()) return Bad("key \"model.merges\" is missing or no list");
@@ -222,6 +221,7 @@ Status Tokenizer::Impl::ReadAdded(const Json& root) {
   return {};
 }
 
+// Tokens before and behind the text (BOS, EOS).
 Status Tokenizer::Impl::ReadTemplate(const Json& root) {
   const Json* post = FindKey(root, "post_processor");
   if (IsAbsent(post) || TypeOf(*post) == "ByteLevel") return {};  // ByteLevel changes offsets alone
@@ -360,6 +360,7 @@ Result<std::vector<int64_t>> Tokenizer::Encode(std::string_view text) const {
   return out;
 }
 
+// Bytes of all tokens are joined first: a character may be spread over several.
 std::string Tokenizer::Decode(const std::vector<int64_t>& ids, bool skip_special) const {
   std::string bytes;
   for (const int64_t id : ids) {

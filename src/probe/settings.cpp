@@ -1,6 +1,5 @@
 #include "probe/settings.h"
 
-#include <regex.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include <climits>
 #include <limits>
 
+#include "probe/settings_reader.h"
 #include "stats/measure.h"
 
 extern char** environ;
@@ -16,52 +16,18 @@ extern char** environ;
 namespace assay {
 namespace {
 
+using settings_reader::Cursor;
+using settings_reader::ReadAttach;
+using settings_reader::ReadPatterns;
+using settings_reader::ReadProbes;
+
 // Read by other parts of assay, from the environment alone: known names, not settings of a recording.
 constexpr std::string_view kOtherNames[] = {"ASSAY_ISA", "ASSAY_LIBRARY", "ASSAY_TEST_STAGES"};
 
-constexpr std::string_view kSelectorKinds[] = {"module", "call", "local", "audit"};
-
+// Stands for "and all above" in an interval without an end.
 constexpr int64_t kMaxInterval = std::numeric_limits<int64_t>::max();
 
-// Where a value is being read. Columns count from 1 in the value of the variable.
-struct Cursor {
-  std::string_view variable;
-  std::string_view text;
-  size_t at = 0;
-
-  bool done() const { return at >= text.size(); }
-  char peek() const { return done() ? '\0' : text[at]; }
-  bool take(char c) {
-    if (peek() != c || done()) return false;
-    ++at;
-    return true;
-  }
-  // "ASSAY_LAYERS, column 3: expected a number, found "x" (in "0,x")"
-  Status Expected(std::string_view what, size_t where) const {
-    std::string m(variable);
-    m += ", column " + std::to_string(where + 1) + ": expected ";
-    m += what;
-    if (where >= text.size()) {
-      m += ", found the end";
-    } else {
-      m += ", found \"" + std::string(text.substr(where, 24)) + "\"";
-    }
-    if (where != 0) m += " (in \"" + std::string(text.substr(0, 120)) + "\")";
-    return Status::Usage(std::move(m));
-  }
-  Status Expected(std::string_view what) const { return Expected(what, at); }
-
-  Result<uint64_t> Number(std::string_view what) {
-    uint64_t value = 0;
-    const char* begin = text.data() + at;
-    const char* end = text.data() + text.size();
-    const auto [stop, error] = std::from_chars(begin, end, value);
-    if (stop == begin || error != std::errc()) return Expected(what);
-    at += static_cast<size_t>(stop - begin);
-    return value;
-  }
-};
-
+// ASCII alone: the host's locale must not change what a setting means.
 std::string Lower(std::string_view text) {
   std::string out(text);
   for (char& c : out) {
@@ -70,6 +36,7 @@ std::string Lower(std::string_view text) {
   return out;
 }
 
+// A size ends at a comma or at the end, so that it can stand in a list (ASSAY_BUDGET). Units in any case.
 Result<uint64_t> ReadSize(Cursor* cursor) {
   constexpr std::string_view kWhat = "a size such as 64MiB, 2GB or 4096";
   const size_t start = cursor->at;
@@ -99,6 +66,7 @@ Result<uint64_t> ReadSize(Cursor* cursor) {
   return cursor->Expected("one of the units B KiB MiB GiB TiB KB MB GB TB", unit_at);
 }
 
+// Intervals may overlap and stand in any order; contains() asks them one by one.
 Result<IntervalSet> ReadIntervals(std::string_view variable, std::string_view text) {
   IntervalSet set;
   if (text == "all") return set;
@@ -123,77 +91,7 @@ Result<IntervalSet> ReadIntervals(std::string_view variable, std::string_view te
   return set;
 }
 
-// What the C library's matcher can be made to do with a hostile pattern is bounded here: no back references
-// (exponential time) and a bounded product of repetition counts (memory). The library expands x{n,m} into m copies of
-// x, x{n,} into n + 1 and x+ into 2, and copies nest, as in (x+)+ or x++: the product over the whole pattern bounds
-// them, nested or not. A plus sign in a bracket counts too, which refuses a little more than it must.
-Status CheckRegex(const Cursor& cursor, size_t start, const std::string& pattern) {
-  constexpr size_t kMaxLength = 512;
-  constexpr uint64_t kMaxRepetition = 1000;
-  if (pattern.size() > kMaxLength) return cursor.Expected("a regular expression of at most 512 characters", start);
-  uint64_t product = 1;
-  for (size_t i = 0; i < pattern.size(); ++i) {
-    if (pattern[i] == '\\' && i + 1 < pattern.size()) {
-      ++i;
-      if (pattern[i] >= '1' && pattern[i] <= '9') {
-        return cursor.Expected("a regular expression without back references", start + i);
-      }
-    } else if (pattern[i] == '{' || pattern[i] == '+') {
-      uint64_t count = pattern[i] == '+' ? 2 : 1;
-      for (size_t j = i + 1; pattern[i] == '{' && j < pattern.size() && pattern[j] != '}'; ++j) {
-        uint64_t value = 0;
-        const auto [stop, error] = std::from_chars(pattern.data() + j, pattern.data() + pattern.size(), value);
-        if (error == std::errc::result_out_of_range) value = kMaxRepetition + 1;
-        if (stop == pattern.data() + j) continue;
-        const bool open_ended = std::string_view(stop, pattern.data() + pattern.size()).starts_with(",}");
-        count = std::max(count, value + (open_ended ? 1 : 0));
-        j = static_cast<size_t>(stop - pattern.data()) - 1;
-      }
-      product = count > kMaxRepetition ? kMaxRepetition + 1 : product * count;
-      if (product > kMaxRepetition) {
-        return cursor.Expected("repetition counts (+ is 2) whose product is at most 1000", start + i);
-      }
-    }
-  }
-  regex_t regex;
-  const int error = regcomp(&regex, pattern.c_str(), REG_EXTENDED | REG_NOSUB);
-  if (error != 0) {
-    char why[128];
-    regerror(error, &regex, why, sizeof(why));
-    return cursor.Expected(std::string("a POSIX extended regular expression (") + why + ")", start);
-  }
-  regfree(&regex);
-  return {};
-}
-
-Result<NameFilter> ReadPatterns(std::string_view variable, std::string_view text) {
-  NameFilter filter;
-  Cursor cursor{variable, text};
-  do {
-    const size_t start = cursor.at;
-    if (cursor.take('/')) {
-      while (!cursor.done() && cursor.peek() != '/') cursor.at += cursor.peek() == '\\' ? 2 : 1;
-      if (cursor.at > text.size()) cursor.at = text.size();
-      const std::string pattern(text.substr(start + 1, cursor.at - start - 1));
-      if (!cursor.take('/')) return cursor.Expected("a closing '/' of the regular expression");
-      if (pattern.empty()) return cursor.Expected("a regular expression between the slashes", start);
-      ASSAY_RETURN_IF_ERROR(CheckRegex(cursor, start + 1, pattern));
-      if (!cursor.done() && cursor.peek() != ',') return cursor.Expected("',' behind the regular expression");
-    } else {
-      // A comma inside [...] belongs to the glob.
-      bool bracket = false;
-      while (!cursor.done() && (bracket || cursor.peek() != ',')) {
-        if (cursor.peek() == '[') bracket = text.find(']', cursor.at) != std::string_view::npos;
-        if (cursor.peek() == ']') bracket = false;
-        ++cursor.at;
-      }
-      if (cursor.at == start) return cursor.Expected("a glob such as layers.*.attn.q, or /regex/", start);
-    }
-    filter.patterns.emplace_back(text.substr(start, cursor.at - start));
-  } while (cursor.take(','));
-  return filter;
-}
-
+// A number from low to high, both below 2^63 and not negative.
 Result<int64_t> ReadCount(std::string_view variable, std::string_view text, int64_t low, int64_t high) {
   Cursor cursor{variable, text};
   const std::string what = "a whole number from " + std::to_string(low) + " to " + std::to_string(high);
@@ -218,6 +116,7 @@ std::string JoinNames(std::span<const std::string_view> names) {
   return out;
 }
 
+// Column of an error in a profile's own include list cannot occur: the table's patterns are tested.
 Status ReadGate(std::string_view variable, std::string_view text, Settings* s) {
   if (text.empty() || text == "0" || text == "off") return {};
   const size_t colon = text.find(':');
@@ -245,6 +144,7 @@ Status ReadGate(std::string_view variable, std::string_view text, Settings* s) {
   return {};
 }
 
+// Only checks the %: the writer expands them, as rank and host are not known here.
 Status ReadDir(std::string_view variable, std::string_view text, Settings* s) {
   const Cursor cursor{variable, text};
   if (text.empty()) return cursor.Expected("a path");
@@ -281,6 +181,7 @@ Status ReadLevel(std::string_view variable, std::string_view text, Settings* s) 
   return Cursor{variable, text}.Expected("names, shapes, stats, sample[:ROWS] or payload");
 }
 
+// One size sets both caps; a part that is not named keeps its default.
 Status ReadBudget(std::string_view variable, std::string_view text, Settings* s) {
   Cursor cursor{variable, text};
   if (text.find('=') == std::string_view::npos) {
@@ -320,84 +221,6 @@ Status ReadGrids(std::string_view variable, std::string_view text, Settings* s) 
   return {};
 }
 
-// "pkg.mod:Class.method" or with dots alone: parts that are Python names.
-bool IsDottedName(std::string_view text) {
-  size_t part = 0;
-  bool dotted = false;
-  for (size_t i = 0; i <= text.size(); ++i) {
-    const char c = i < text.size() ? text[i] : '.';
-    if (c == '.' || c == ':') {
-      if (i == part) return false;
-      if (c == ':' && text.find(':', i + 1) != std::string_view::npos) return false;
-      dotted = dotted || i < text.size();
-      part = i + 1;
-    } else if (!(c == '_' || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || static_cast<unsigned char>(c) >= 128 ||
-                 (c >= '0' && c <= '9' && i != part))) {
-      return false;
-    }
-  }
-  return dotted;
-}
-
-// "k", "k#2", "k#last"
-bool IsVariable(std::string_view text) {
-  const size_t hash = text.find('#');
-  const std::string_view name = text.substr(0, hash);
-  if (name.find_first_of(".:") != std::string_view::npos || !IsDottedName("x." + std::string(name))) return false;
-  if (hash == std::string_view::npos) return true;
-  const std::string_view which = text.substr(hash + 1);
-  if (which == "last") return true;
-  return !which.empty() && which.size() <= 6 && which[0] != '0' &&
-         which.find_first_not_of("0123456789") == std::string_view::npos;
-}
-
-// Checks one selector; start is its column.
-Status CheckSelector(const Cursor& cursor, size_t start, std::string_view text) {
-  constexpr std::string_view kDotted = "a dotted name such as pkg.mod:Class.method";
-  const size_t colon = text.find(':');
-  const std::string_view kind = text.substr(0, colon);
-  if (colon == std::string_view::npos ||
-      std::find(std::begin(kSelectorKinds), std::end(kSelectorKinds), kind) == std::end(kSelectorKinds)) {
-    return cursor.Expected("module:GLOB, call:DOTTED, local:DOTTED:NAME[#N|#last] or audit:DOTTED:NAME", start);
-  }
-  const std::string_view rest = text.substr(colon + 1);
-  const size_t rest_at = start + colon + 1;
-  if (kind == "module") return rest.empty() ? cursor.Expected("a glob over module names", rest_at) : Status();
-  if (kind == "call") return IsDottedName(rest) ? Status() : cursor.Expected(kDotted, rest_at);
-  const size_t last = rest.rfind(':');
-  const std::string_view target = rest.substr(0, last);
-  const std::string_view name = last == std::string_view::npos ? std::string_view() : rest.substr(last + 1);
-  if (!IsDottedName(target)) return cursor.Expected(kDotted, rest_at);
-  if (last == std::string_view::npos || !IsVariable(name)) {
-    return cursor.Expected(":NAME, :NAME#N or :NAME#last behind the function", rest_at + target.size());
-  }
-  return {};
-}
-
-Status ReadProbes(std::string_view variable, std::string_view text, Settings* s) {
-  const Cursor cursor{variable, text};
-  for (size_t start = 0; start <= text.size();) {
-    const size_t comma = std::min(text.find(',', start), text.size());
-    ASSAY_RETURN_IF_ERROR(CheckSelector(cursor, start, text.substr(start, comma - start)));
-    start = comma + 1;
-  }
-  s->probes = text;
-  return {};
-}
-
-Status ReadAttach(std::string_view variable, std::string_view text, Settings* s) {
-  const Cursor cursor{variable, text};
-  for (size_t start = 0; start <= text.size();) {
-    const size_t comma = std::min(text.find(',', start), text.size());
-    if (!IsDottedName("x." + std::string(text.substr(start, comma - start)))) {
-      return cursor.Expected("a profile such as vllm, the dotted name of a module, all or none", start);
-    }
-    start = comma + 1;
-  }
-  s->attach = text;
-  return {};
-}
-
 // One variable. An empty value of any of them is the same as the variable being absent.
 Status ReadOne(std::string_view name, std::string_view text, Settings* s) {
   if (name == "ASSAY") return ReadGate(name, text, s);
@@ -434,11 +257,13 @@ Status ReadOne(std::string_view name, std::string_view text, Settings* s) {
   return {};
 }
 
+// Known to AllSettings(): may be given as an assignment too.
 bool IsSetting(std::string_view name) {
   const auto settings = AllSettings();
   return std::any_of(settings.begin(), settings.end(), [&](const SettingHelp& h) { return h.name == name; });
 }
 
+// A slip in a name would otherwise do nothing, silently.
 Status CheckName(std::string_view name) {
   if (IsSetting(name)) return {};
   if (std::find(std::begin(kOtherNames), std::end(kOtherNames), name) != std::end(kOtherNames)) return {};
@@ -450,6 +275,7 @@ Status CheckName(std::string_view name) {
   return Status::Usage(std::move(m));
 }
 
+// These two write what ReadPatterns and ReadIntervals read.
 std::string JoinPatterns(const NameFilter& filter) {
   std::string out;
   for (const std::string& pattern : filter.patterns) out += (out.empty() ? "" : ",") + pattern;
@@ -531,6 +357,7 @@ Result<Settings> ParseSettings(std::span<const std::string> assignments, bool ov
   });
 }
 
+// Not safe beside setenv() in another thread, as every reading of the environment.
 Result<Settings> SettingsFromEnvironment() { return ParseSettings({}, true); }
 
 std::vector<std::pair<std::string, std::string>> FormatSettings(const Settings& s) {
@@ -569,6 +396,7 @@ Result<uint64_t> ParseSize(std::string_view variable, std::string_view text) {
   return size;
 }
 
+// Levenshtein distance by one row of the table; names beyond 256 characters are no slip of the pen.
 std::string_view NearestName(std::string_view name, std::span<const std::string_view> known) {
   std::string_view best;
   size_t best_distance = SIZE_MAX;

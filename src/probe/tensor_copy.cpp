@@ -5,16 +5,10 @@
 #include <limits>
 #include <string>
 
+#include "base/hash.h"
+
 namespace assay {
 namespace {
-
-uint64_t Mix(uint64_t x) {  // splitmix64's finaliser: every input bit reaches every output bit
-  x ^= x >> 30;
-  x *= 0xbf58476d1ce4e5b9u;
-  x ^= x >> 27;
-  x *= 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
 
 // Copies `count` elements of `bytes` each, `stride` elements apart. One instance a size lets the compiler turn memcpy
 // into a move.
@@ -25,6 +19,7 @@ void CopyStrided(const std::byte* from, int64_t stride, int64_t count, std::byte
   }
 }
 
+// bytes: 1, 2, 4 or 8 of an element.
 void CopyRun(const std::byte* from, int64_t stride, int64_t count, size_t bytes, std::byte* to) {
   if (stride == 1) {
     std::memcpy(to, from, static_cast<size_t>(count) * bytes);
@@ -94,6 +89,7 @@ bool IsContiguous(const TensorView& view) {
   return true;
 }
 
+// 2^48 elements of 8 bytes are far beyond memory and keep the size in bytes from overflowing.
 Status CopyContiguous(const TensorView& view, std::vector<std::byte>* out) {
   out->clear();
   ASSAY_ASSIGN_OR_RETURN(const uint64_t count, CountElements(view));
@@ -187,14 +183,15 @@ Status CopyRows(const TensorView& view, int axis, std::span<const int64_t> rows,
   return status;
 }
 
+// Keeps the n smallest of a hash of each row, which needs no state and gives the same rows whatever the order:
+// bottom-n sampling.
 std::vector<int64_t> SampleRows(std::span<const RowRun> runs, int64_t n, uint64_t seed) {
   std::vector<std::pair<uint64_t, int64_t>> keyed;
   for (const RowRun& run : runs) {
     if (run.padding) continue;
-    const uint64_t salt = Mix(seed + 0x9e3779b97f4a7c15u) ^ Mix(run.request + 0x632be59bd9b4e019u);
+    const uint64_t salt = Mix64(seed + kGolden64) ^ Mix64(run.request + 0x632be59bd9b4e019u);
     for (int64_t i = 0; i < run.n_rows; ++i) {
-      keyed.emplace_back(Mix(salt + static_cast<uint64_t>(run.first_position + i) * 0x9e3779b97f4a7c15u),
-                         run.first_row + i);
+      keyed.emplace_back(Mix64(salt + static_cast<uint64_t>(run.first_position + i) * kGolden64), run.first_row + i);
     }
   }
   const size_t keep = std::min(keyed.size(), static_cast<size_t>(std::max<int64_t>(n, 0)));

@@ -9,14 +9,12 @@
 namespace assay {
 namespace {
 
-bool EndsWith(std::string_view text, std::string_view end) {
-  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
-}
-
+// Whole numbers alone: a config may hold anything.
 int64_t IntOf(const Json* json, int64_t absent) {
   return json != nullptr && json->is_number_integer() ? json->get<int64_t>() : absent;
 }
 
+// [rows, cols] of the elements that share a scale.
 void ReadBlock(const Json* json, QuantSettings* settings) {
   if (json == nullptr || !json->is_array() || json->size() != 2) return;
   const int64_t rows = IntOf(&(*json)[0], 0), cols = IntOf(&(*json)[1], 0);
@@ -39,6 +37,7 @@ class Assembler {
   }
 
  private:
+  // A tensor that is found counts as used up: the second pass leaves it alone.
   const CheckpointTensor* Find(const std::string& name) {
     const auto at = std::lower_bound(tensors_.begin(), tensors_.end(), name,
                                      [](const CheckpointTensor& t, const std::string& n) { return t.name < n; });
@@ -49,11 +48,11 @@ class Assembler {
 
   // First pass: tensors that others are companions of.
   void Take(const CheckpointTensor& t) {
-    if (EndsWith(t.name, ".qweight")) {
+    if (t.name.ends_with(".qweight")) {
       Packed(t, t.name.substr(0, t.name.size() - 8));
-    } else if (EndsWith(t.name, ".weight_packed")) {
+    } else if (t.name.ends_with(".weight_packed")) {
       Compressed(t, t.name.substr(0, t.name.size() - 14));
-    } else if (EndsWith(t.name, "_blocks")) {
+    } else if (t.name.ends_with("_blocks")) {
       const std::string name = t.name.substr(0, t.name.size() - 7);
       const CheckpointTensor* scales = Find(name + "_scales");
       if (scales == nullptr) return;
@@ -74,10 +73,10 @@ class Assembler {
     const CheckpointTensor* global = Find(t.name + "_scale_2");
     const CheckpointTensor* zero = Find(t.name + "_zero_point");
     if (scale == nullptr) {  // without a scale only floats are a weight
-      if (!IsFloat(t.dtype) || EndsWith(t.name, "_scale")) return;
+      if (!IsFloat(t.dtype) || t.name.ends_with("_scale")) return;
       used_.insert(t.name);
       // Float8 without any scale is taken at its value; a checkpoint that says it is quantised lacks one.
-      if (!settings_.method.empty() && EndsWith(t.name, ".weight")) {
+      if (!settings_.method.empty() && t.name.ends_with(".weight")) {
         out_->problems.push_back(
             {t.name, "LOAD",
              BadTensor(t, "its scale (\"" + t.name + "_scale\" or \"_scale_inv\") is missing").message()});
@@ -142,6 +141,7 @@ class Assembler {
     out_->Add(name, MakePackedIntWeight(name, IntPacking::kCompressed, bits, parts));
   }
 
+  // AutoGPTQ, GPTQModel and AutoAWQ: "STEM.qweight" with "STEM.scales", "STEM.qzeros", "STEM.g_idx".
   void Packed(const CheckpointTensor& t, const std::string& stem) {
     const std::string name = stem + ".weight";
     PackedIntTensors parts;
@@ -157,8 +157,8 @@ class Assembler {
 
   // Second pass: plain numbers, and what is left of companions.
   void Rest(const CheckpointTensor& t) {
-    if (IsFloat(t.dtype) && BitsOf(t.dtype) >= 16 && !EndsWith(t.name, "_scale") && !EndsWith(t.name, ".k_scale") &&
-        !EndsWith(t.name, ".v_scale") && t.name.find("rotary_emb") == std::string::npos) {
+    if (IsFloat(t.dtype) && BitsOf(t.dtype) >= 16 && !t.name.ends_with("_scale") && !t.name.ends_with(".k_scale") &&
+        !t.name.ends_with(".v_scale") && t.name.find("rotary_emb") == std::string::npos) {
       out_->Add(t.name, MakePlainWeight(t.name, t));
     } else {
       out_->others.push_back(t.name);
@@ -173,6 +173,7 @@ class Assembler {
 
 }  // namespace
 
+// A part that is missing is a fault of loading; everything else is one of layout.
 void Assembly::Add(const std::string& name, Result<WeightPtr> weight) {
   if (weight.ok()) {
     weights[name] = std::move(weight).value();
@@ -182,6 +183,7 @@ void Assembly::Add(const std::string& name, Result<WeightPtr> weight) {
   problems.push_back({name, what.find("missing") != std::string::npos ? "LOAD" : "Q-LAYOUT", what});
 }
 
+// Vision models keep their language model's config in an inner object.
 QuantSettings ReadQuantSettings(const Json& config) {
   QuantSettings settings;
   const Json* quant = FindKey(config, "quantization_config");

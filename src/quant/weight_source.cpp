@@ -1,10 +1,10 @@
 #include "quant/weight_source.h"
 
 #include <dirent.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 
+#include "base/files.h"
 #include "base/mapped_file.h"
 #include "io/gguf.h"
 #include "io/text_file.h"
@@ -15,20 +15,7 @@ namespace {
 
 constexpr uint64_t kMaxConfigBytes = 16u << 20;
 
-bool EndsWith(std::string_view text, std::string_view end) {
-  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
-}
-
-bool IsDirectory(const std::string& path) {
-  struct stat info {};
-  return ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
-}
-
-bool Exists(const std::string& path) {
-  struct stat info {};
-  return ::stat(path.c_str(), &info) == 0;
-}
-
+// Of a file's path.
 std::string FolderOf(const std::string& path) {
   const size_t slash = path.rfind('/');
   return slash == std::string::npos ? "." : path.substr(0, slash);
@@ -38,7 +25,7 @@ std::string FolderOf(const std::string& path) {
 Result<std::vector<std::string>> GgufFiles(const std::string& path) {
   constexpr std::string_view kFirst = "-00001-of-";
   const size_t at = path.rfind(kFirst);
-  if (at == std::string::npos || path.size() != at + kFirst.size() + 10 || !EndsWith(path, ".gguf"))
+  if (at == std::string::npos || path.size() != at + kFirst.size() + 10 || !path.ends_with(".gguf"))
     return std::vector{path};
   const int count = std::atoi(path.substr(at + kFirst.size(), 5).c_str());
   std::vector<std::string> files;
@@ -46,7 +33,7 @@ Result<std::vector<std::string>> GgufFiles(const std::string& path) {
     char number[8];
     std::snprintf(number, sizeof number, "%05d", i % 100000);
     files.push_back(path.substr(0, at + 1) + number + path.substr(at + 6));
-    if (!Exists(files.back())) return Status::BadInput(files.back() + ": no such file; it is a part of " + path);
+    if (!FileExists(files.back())) return Status::BadInput(files.back() + ": no such file; it is a part of " + path);
   }
   return files;
 }
@@ -58,7 +45,7 @@ Result<std::string> GgufOfFolder(const std::string& folder) {
     while (const dirent* entry = ::readdir(dir)) {
       const std::string name = entry->d_name;
       const bool later_part = name.find("-of-") != std::string::npos && name.find("-00001-of-") == std::string::npos;
-      if (EndsWith(name, ".gguf") && !later_part) found.push_back(folder + "/" + name);
+      if (name.ends_with(".gguf") && !later_part) found.push_back(folder + "/" + name);
     }
     ::closedir(dir);
   }
@@ -81,11 +68,12 @@ struct WeightSource::Impl {
   std::vector<WeightPtr> weights;
   Assembly assembly;
 
+  // A checkpoint without config.json is read by what its tensors say about themselves.
   Status OpenSafetensors() {
     ASSAY_ASSIGN_OR_RETURN(checkpoint, Checkpoint::Open(path));
     stored = checkpoint->tensors();
     config_file = (IsDirectory(path) ? path : FolderOf(path)) + "/config.json";
-    if (Exists(config_file)) {
+    if (FileExists(config_file)) {
       ASSAY_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(config_file, kMaxConfigBytes));
       ASSAY_ASSIGN_OR_RETURN(config, ParseJson(text, config_file));
     }
@@ -93,6 +81,7 @@ struct WeightSource::Impl {
     return {};
   }
 
+  // Parts of a split model: metadata is the first one's, tensors are of all.
   Status OpenGguf(const std::string& first) {
     ASSAY_ASSIGN_OR_RETURN(const std::vector<std::string> names, GgufFiles(first));
     std::vector<GgufFile> parsed;
@@ -140,8 +129,9 @@ Result<std::shared_ptr<const WeightSource>> WeightSource::Open(const std::string
   std::shared_ptr<WeightSource> source(new WeightSource);
   Impl& impl = *source->impl_;
   impl.path = path;
-  std::string gguf = EndsWith(path, ".gguf") ? path : "";
-  if (IsDirectory(path) && !Exists(path + "/model.safetensors") && !Exists(path + "/model.safetensors.index.json")) {
+  std::string gguf = path.ends_with(".gguf") ? path : "";
+  if (IsDirectory(path) && !FileExists(path + "/model.safetensors") &&
+      !FileExists(path + "/model.safetensors.index.json")) {
     ASSAY_ASSIGN_OR_RETURN(gguf, GgufOfFolder(path));
   }
   ASSAY_RETURN_IF_ERROR(gguf.empty() ? impl.OpenSafetensors() : impl.OpenGguf(gguf));
@@ -188,6 +178,7 @@ const Weight* WeightSource::find(std::string_view name) const {
   return at != impl_->weights.end() && (*at)->name() == name ? at->get() : nullptr;
 }
 
+// Multimodal checkpoints put their language model under one of several prefixes.
 std::string CanonicalWeightName(std::string_view name) {
   for (const std::string_view prefix : {"model.language_model.", "language_model.model.", "model."}) {
     if (name.substr(0, prefix.size()) == prefix) {
