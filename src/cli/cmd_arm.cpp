@@ -12,10 +12,12 @@
 #include "io/json.h"
 #include "probe/control.h"
 #include "probe/settings.h"
+#include "report/text_table.h"
 
 namespace assay::cli {
 namespace {
 
+// steps: in the grammar of ASSAY_STEPS; requests: keys.
 struct ArmOptions {
   std::string target, steps, requests;
   bool json = false;
@@ -39,6 +41,7 @@ Result<std::vector<uint64_t>> ReadRequests(const std::string& text) {
   return keys;
 }
 
+// Steps go through the settings' own parser: one grammar, one set of messages.
 Result<Selection> ReadSelection(const ArmOptions& options) {
   Selection selection;
   if (!options.steps.empty()) {
@@ -60,6 +63,7 @@ Result<Selection> ReadSelection(const ArmOptions& options) {
   return selection;
 }
 
+// A process that cannot be armed does not keep the others from it.
 Result<int> Arm(const ArmOptions& options, bool on) {
   ASSAY_ASSIGN_OR_RETURN(const Selection selection, ReadSelection(options));
   ASSAY_ASSIGN_OR_RETURN(const std::vector<std::string> paths, FindControlFiles(options.target));
@@ -76,9 +80,10 @@ Result<int> Arm(const ArmOptions& options, bool on) {
                     {"armed", process.problem.empty() ? on : process.was_armed},
                     {"problem", process.problem}});
     if (!process.problem.empty()) {
-      std::fprintf(stderr, "assay %s: %s: %s\n", on ? "arm" : "disarm", process.path.c_str(), process.problem.c_str());
+      std::fprintf(stderr, "assay %s: %s: %s\n", on ? "arm" : "disarm", Printable(process.path, false).c_str(),
+                   Printable(process.problem, false).c_str());
     } else if (!options.json) {
-      fmt::print("{} pid {}: {}{}\n", process.host, process.pid, on ? "armed" : "disarmed",
+      fmt::print("{} pid {}: {}{}\n", Printable(process.host, false), process.pid, on ? "armed" : "disarmed",
                  process.was_armed == on ? " (as before)" : "");
     }
   }

@@ -24,11 +24,13 @@
 #include "probe/recorder.h"
 #include "probe/settings.h"
 #include "quant/weight_source.h"
+#include "report/text_table.h"
 #include "runtime/process_info.h"
 
 namespace assay::cli {
 namespace {
 
+// As given; Choose turns them into the engine's options.
 struct Arguments {
   std::string model, path = "materialised", dtype = "f32", kv_dtype = "auto", layers, like, trace, level, input;
   std::vector<std::string> prompts, tokens, overrides, include;
@@ -64,6 +66,7 @@ Result<std::vector<int64_t>> ParseIds(const std::string& text) {
   return ids;
 }
 
+// "A:B", ":B", "A:", ":"; the engine checks the range.
 Status ParseLayers(const std::string& text, EngineOptions* options) {
   if (text.empty()) return {};
   const size_t colon = text.find(':');
@@ -81,6 +84,7 @@ Status ParseLayers(const std::string& text, EngineOptions* options) {
   return {};
 }
 
+// absorbed: the path asked for, as some faults show earlier on it.
 int PrintFaults(bool json, bool absorbed) {
   if (!json) {
     for (const FaultDef& f : AllFaults()) {
@@ -119,6 +123,7 @@ Result<Settings> TraceSettings(const Arguments& a) {
   return ParseSettings(given, true);
 }
 
+// Prompts as text first, then as ids, each in the order given. A model without a readable tokenizer takes ids.
 Result<std::vector<PromptInput>> Prompts(const Arguments& a, const Tokenizer* tokenizer, const Status& no_tokenizer) {
   std::vector<PromptInput> out;
   for (const std::string& text : a.prompts) {
@@ -186,6 +191,7 @@ Json ToJson(const Engine& engine, const std::vector<PromptInput>& prompts, const
   return out;
 }
 
+// Words were checked by the parser; what depends on two options is checked here.
 Status Choose(const Arguments& a, EngineOptions* o) {
   o->path = a.path == "absorbed" ? AttentionPath::kAbsorbed : AttentionPath::kMaterialised;
   o->dtype = a.dtype == "f64" ? ComputeDType::kF64 : a.dtype == "bf16" ? ComputeDType::kBF16 : ComputeDType::kF32;
@@ -250,6 +256,7 @@ void WarnOfNonsense(const RunStats& stats, bool traced) {
                     : "Record the run (--trace DIR), and `assay check DIR` names the tensor where they begin");
 }
 
+// The trace is closed before the text is printed: who sees the text can read the trace.
 Status Reference(const Arguments& a) {
   EngineOptions options = a.engine;
   ASSAY_RETURN_IF_ERROR(Choose(a, &options));
@@ -262,7 +269,8 @@ Status Reference(const Arguments& a) {
   ASSAY_ASSIGN_OR_RETURN(const std::vector<PromptInput> prompts, Prompts(a, tokenizer.get(), loaded.status()));
   ASSAY_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(std::move(source), config, options));
   ASSAY_RETURN_IF_ERROR(CheckPositions(engine->config(), prompts, engine->options().max_tokens));
-  for (const std::string& note : engine->config().notes) fmt::print(stderr, "assay reference: note: {}\n", note);
+  for (const std::string& note : engine->config().notes)
+    fmt::print(stderr, "assay reference: note: {}\n", Printable(note, false));
 
   std::unique_ptr<Recorder> recorder;
   bool shared = false;  // the trace folder, with other recordings

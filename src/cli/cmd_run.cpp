@@ -28,6 +28,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// json_file "-": stdout, behind what the command wrote there.
 struct RunOptions {
   std::map<std::string, std::string> knobs;  // variable -> value, of those given
   std::vector<std::string> command;
@@ -63,6 +64,7 @@ std::vector<std::string> FoldersOf(const std::string& dir) {
   return folders;
 }
 
+// One trace file that this run left.
 struct ProcessSummary {
   std::string file;
   int32_t rank = 0;
@@ -136,6 +138,7 @@ void ReadTraces(const std::string& dir, const std::set<std::string>& before, Run
   }
 }
 
+// A folder may hold older recordings, which are not this run's.
 std::set<std::string> FilesBefore(const std::string& dir) {
   RunReport report;
   ReadTraces(dir, {}, &report);
@@ -213,6 +216,7 @@ Json ToJson(const RunReport& report, const RunOptions& options, int exit_code) {
           {"problems", report.problems}};
 }
 
+// Closing counts: a full disk may only show then.
 Status WriteReport(const std::string& file, const std::string& text) {
   if (file == "-") {
     std::fwrite(text.data(), 1, text.size(), stdout);
@@ -226,6 +230,7 @@ Status WriteReport(const std::string& file, const std::string& text) {
   return {};
 }
 
+// The command's own code wins; --strict can only turn a 0 into a 1.
 Result<int> Run(const RunOptions& options) {
   ASSAY_ASSIGN_OR_RETURN(const Settings settings, SettingsForCommand(options.knobs));
   const bool to_stderr = settings.sink == "stderr";
@@ -240,7 +245,7 @@ Result<int> Run(const RunOptions& options) {
                        report.Notes("dropped") != 0 || (!to_stderr && report.Total(&ProcessSummary::events) == 0);
   if (settings.strict && exit_code == 0 && lacking) exit_code = kExitDifference;
   if (!options.quiet || !report.child.started) {
-    const std::string text = ToText(report, options, to_stderr);
+    const std::string text = Printable(ToText(report, options, to_stderr), true);
     std::fwrite(text.data(), 1, text.size(), stderr);
   }
   if (!options.json_file.empty()) {

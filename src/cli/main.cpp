@@ -32,7 +32,7 @@ bool SayDamages(const char* command, const Trace& trace) {
     for (const Damage& d : damages) {
       if (d.benign) continue;
       any = true;
-      std::fprintf(stderr, "assay %s: damaged: %s at byte %llu: %s\n", command, d.file.c_str(),
+      std::fprintf(stderr, "assay %s: damaged: %s at byte %llu: %s\n", command, Printable(d.file, false).c_str(),
                    static_cast<unsigned long long>(d.offset), Printable(d.what, false).c_str());
     }
   }

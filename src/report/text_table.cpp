@@ -8,17 +8,20 @@ namespace assay {
 namespace {
 
 // Columns on the screen: bytes that do not continue a UTF-8 sequence.
+// Wide and combining characters are counted as one column: names are ASCII but for slips.
 size_t WidthOf(const std::string& text) {
   return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
 }
 
 }  // namespace
 
+// Cells are made harmless here, once, whatever the caller put in.
 void TextTable::Add(std::vector<std::string> cells) {
   for (std::string& cell : cells) cell = OneLine(cell);
   rows_.push_back(std::move(cells));
 }
 
+// Two spaces between columns; the last one is not padded.
 std::string TextTable::Text(int indent) const {
   std::vector<size_t> widths;
   for (const auto& [title, align] : columns_) widths.push_back(WidthOf(title));
@@ -45,18 +48,27 @@ std::string TextTable::Text(int indent) const {
   return out;
 }
 
+// Bytes of 0x80 and above pass, as terminals take UTF-8, but for the C1 controls in it.
 std::string Printable(std::string_view text, bool newlines) {
   std::string out;
-  for (const char c : text) {
+  const auto escape = [&](char c) {
+    char code[8];
+    std::snprintf(code, sizeof code, "\\x%02x", static_cast<unsigned char>(c));
+    out += code;
+  };
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
     const auto byte = static_cast<unsigned char>(c);
-    if ((byte >= 0x20 && byte != 0x7f) || (newlines && c == '\n')) {
+    const auto next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : '\0');
+    if (byte == 0xc2 && next >= 0x80 && next < 0xa0) {  // C1 in UTF-8: U+009B is ESC [ in one
+      escape(c);
+      escape(text[++i]);
+    } else if ((byte >= 0x20 && byte != 0x7f) || (newlines && c == '\n')) {
       out += c;
     } else if (c == '\n' || c == '\t') {
       out += c == '\n' ? "\\n" : "\\t";
     } else {
-      char escape[8];
-      std::snprintf(escape, sizeof escape, "\\x%02x", byte);
-      out += escape;
+      escape(c);
     }
   }
   return out;
@@ -69,6 +81,7 @@ std::string OneLine(std::string_view text) {
   return Printable(text.substr(0, end), false) + "…";
 }
 
+// Four significant digits where they stay readable, three with an exponent elsewhere.
 std::string ShortNumber(double value) {
   if (std::isnan(value)) return "NaN";
   if (std::isinf(value)) return value > 0 ? "Inf" : "-Inf";

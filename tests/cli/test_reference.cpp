@@ -213,6 +213,13 @@ TEST_F(ReferenceCommand, DamagedTraceIsComparedButNeverCalledFine) {
   ASSERT_TRUE(json.ok());
   EXPECT_EQ((*json)["verdict"], "same");
   const std::string place = " at byte " + std::to_string(victim.offset);
+  for (const std::vector<std::string>& traces : {std::vector{Folder("b")}, {Folder("a"), Folder("b")}}) {
+    std::vector<std::string> arguments{"diagnose"};
+    arguments.insert(arguments.end(), traces.begin(), traces.end());
+    const Output diagnosed = RunAssay(arguments);
+    EXPECT_EQ(diagnosed.exit_code, 3) << traces.size() << diagnosed.out;
+    EXPECT_NE(diagnosed.err.find(place), std::string::npos) << diagnosed.err;
+  }
   EXPECT_NE((*json)["coverage"]["notes"].dump().find(place), std::string::npos) << (*json)["coverage"]["notes"];
 }
 
@@ -243,13 +250,15 @@ TEST_F(ReferenceCommand, DamagedPayloadIsNamedAndNeverCalledFine) {
     std::filesystem::copy_file(file, kept);
     damage(how, file);
     const Output diff = RunAssay({"diff", Folder("a"), Folder("b")}), show = RunAssay({"show", Folder("b")}),
-                 check = RunAssay({"check", Folder("b")});
+                 check = RunAssay({"check", Folder("b")}), diagnose = RunAssay({"diagnose", Folder("b")});
     EXPECT_EQ(diff.exit_code, 3) << how;
     EXPECT_NE(diff.out.find(hash), std::string::npos) << how;
     EXPECT_EQ(show.exit_code, 3) << how;
     EXPECT_NE(show.out.find(hash), std::string::npos) << how;
     EXPECT_EQ(check.exit_code, 3) << how << check.out;
     EXPECT_NE(check.err.find(hash), std::string::npos) << how << check.err;
+    EXPECT_EQ(diagnose.exit_code, 3) << how << diagnose.out;
+    EXPECT_NE(diagnose.err.find(hash), std::string::npos) << how << diagnose.err;
     std::filesystem::remove(file);
     std::filesystem::rename(kept, file);
   }
@@ -340,6 +349,29 @@ TEST_F(ReferenceCommand, DamagedCheckpointIsNamedWithItsFile) {
   const Output run = RunAssay({"reference", copy, "--tokens", "1"});
   EXPECT_EQ(run.exit_code, 3);
   EXPECT_NE(run.err.find("model-00002-of-00002.safetensors"), std::string::npos) << run.err;
+}
+
+// Names in files are anybody's; a terminal obeys what looks like an escape sequence.
+TEST_F(ReferenceCommand, NamesInFilesCannotSpeakToTheTerminal) {
+  const auto write = [&](const std::string& dtype) {
+    const std::string header =
+        R"({"a\u001b[31m\u009b31m.weight":{"dtype":")" + dtype + R"(","shape":[1],"data_offsets":[0,4]}})";
+    std::string bytes(8, '\0');
+    for (size_t i = 0; i < 8; ++i) bytes[i] = static_cast<char>(header.size() >> (8 * i) & 0xff);
+    const std::string path = Folder("named.safetensors");
+    std::ofstream(path, std::ios::binary) << bytes << header << std::string(4, '\0');
+    return path;
+  };
+  const auto is_plain = [](const std::string& text) {
+    return text.find('\x1b') == std::string::npos && text.find("\xc2\x9b") == std::string::npos;
+  };
+  const Output refused = RunAssay({"weights", write("F33")});
+  EXPECT_EQ(refused.exit_code, 3);
+  EXPECT_TRUE(is_plain(refused.err)) << refused.err;
+  EXPECT_NE(refused.err.find("\\x1b[31m"), std::string::npos) << refused.err;
+  const Output listed = RunAssay({"weights", write("F32"), "--all"});
+  EXPECT_NE(listed.out.find("\\x1b[31m"), std::string::npos) << listed.out << listed.err;
+  EXPECT_TRUE(is_plain(listed.out)) << listed.out;
 }
 
 }  // namespace

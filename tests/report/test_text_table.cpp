@@ -53,6 +53,8 @@ TEST(TextTable, ControlCharactersOfNamesDoNotReachTheTerminal) {
   table.Add({"a\nb\t\x1b[31m\x7f\xc3\xbc", "1"});
   EXPECT_EQ(table.Text(), "site                 n\na\\nb\\t\\x1b[31m\\x7f\xc3\xbc  1\n");
   EXPECT_EQ(Printable("x\ny\x1b", true), "x\ny\\x1b");
+  // U+009B begins a sequence as ESC [ does; letters behind the same lead byte stay.
+  EXPECT_EQ(Printable("\xc2\x9b\xc2\xb5", false), "\\xc2\\x9b\xc2\xb5");
 }
 
 TEST(OneLine, EscapesControlCharactersAndCutsBetweenCharacters) {
