@@ -75,7 +75,8 @@ class Accumulator {
     double ulp = 0;
     if (d > 0) {
       const double size = std::max(std::fabs(x), std::fabs(y));
-      ulp = u > 0 ? d / std::ldexp(2 * u, std::ilogb(size)) : d;
+      // From 2^-1022 down a double's neighbours keep their distance; ldexp would end at 0.
+      ulp = u > 0 ? d / std::ldexp(2 * u, std::max(std::ilogb(size), -1022)) : d;
     }
     out_.ulp_max = std::max(out_.ulp_max, ulp);
     ++out_.ulp_histogram[BinOf(ulp)];
@@ -90,9 +91,10 @@ class Accumulator {
     }
   }
 
-  // 0: equal; b: up to 2^(b-1) ulp; the last bin holds the rest.
+  // 0: equal; b: up to 2^(b-1) ulp; the last bin holds the rest, a difference beyond the largest double too.
   static size_t BinOf(double ulp) {
     if (ulp == 0) return 0;
+    if (!(ulp < std::ldexp(1.0, PayloadDifference::kUlpBins))) return PayloadDifference::kUlpBins - 1;
     const int b = ulp <= 1 ? 1 : 1 + static_cast<int>(std::ceil(std::log2(ulp)));
     return static_cast<size_t>(std::min<int>(b, PayloadDifference::kUlpBins - 1));
   }

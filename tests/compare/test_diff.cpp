@@ -269,6 +269,50 @@ TEST_F(DiffTest, PayloadsOfEveryRankAreCompared) {
   }
 }
 
+// The smallest numbers of a double, and two whose difference is none.
+TEST_F(DiffTest, PayloadsAtTheEndsOfDoubleAreCompared) {
+  const double tiny = std::numeric_limits<double>::denorm_min(), huge = std::numeric_limits<double>::max();
+  const std::vector<double> values[2] = {{1, tiny, 0, 1}, {1, 2 * tiny, tiny, 2}};
+  const std::vector<double> last[2] = {{huge}, {-huge}};
+  std::unique_ptr<Trace> traces[2];
+  for (int side : {0, 1}) {
+    Settings settings;
+    settings.profile = "all";
+    settings.dir = dir_ + "/" + std::to_string(side);
+    settings.level = Level::kPayload;
+    auto recorder = Recorder::Open(settings, {});
+    ASSERT_TRUE(recorder.ok()) << recorder.status().message();
+    for (const auto& [site, data] : {std::pair{"layers.0.out", &values[side]}, {"layers.1.out", &last[side]}}) {
+      const int64_t shape[2] = {1, static_cast<int64_t>(data->size())}, strides[2] = {shape[1], 1};
+      const RowRun run{7, 0, 1, 0, false};
+      Observation o;
+      o.site = site;
+      o.axes = "T h";
+      o.view.data = data->data();
+      o.view.dtype = DType::kF64;
+      o.view.shape = shape;
+      o.view.strides = strides;
+      o.runs = {&run, 1};
+      const Status recorded = (*recorder)->Record(o);
+      ASSERT_TRUE(recorded.ok()) << recorded.message();
+    }
+    ASSERT_TRUE((*recorder)->Close().ok());
+    auto trace = Trace::Open(settings.dir);
+    ASSERT_TRUE(trace.ok());
+    traces[side] = std::move(trace).value();
+  }
+  const auto result = Diff(*traces[0], *traces[1], {});
+  ASSERT_TRUE(result.ok()) << result.status().message();
+  ASSERT_EQ(result->sites.size(), 2u);
+  const PayloadDifference& small = result->sites[0].payload;
+  EXPECT_EQ(small.elements, 4u);
+  EXPECT_EQ(small.ulp_histogram[0], 1u);
+  EXPECT_EQ(small.ulp_histogram[1], 2u);  // neighbours
+  const PayloadDifference& large = result->sites[1].payload;
+  EXPECT_EQ(large.ulp_histogram[PayloadDifference::kUlpBins - 1], 1u);
+  EXPECT_GT(large.max_abs, huge);
+}
+
 TEST_F(DiffTest, DroppedResidualIsFoundEvenWhenItsInputsDiffer) {
   ToyOptions b;
   Matrix down;
