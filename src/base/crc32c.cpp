@@ -11,6 +11,7 @@
 namespace assay {
 namespace {
 
+// Castagnoli's polynomial 0x1edc6f41 with its bits reversed: the CRC takes the low bit of a byte first.
 constexpr uint32_t kPolynomial = 0x82f63b78u;
 
 using Tables = std::array<std::array<uint32_t, 256>, 8>;
@@ -31,6 +32,8 @@ constexpr Tables MakeTables() {
 
 constexpr Tables kTables = MakeTables();
 
+// Slicing by eight: one look-up a byte, all eight of a word independent of each other. crc here, as in ExtendSse42,
+// is the raw register; the public functions invert it before and after.
 uint32_t ExtendTable(uint32_t crc, const unsigned char* p, size_t n) {
   if constexpr (std::endian::native == std::endian::little) {
     for (; n >= 8; n -= 8, p += 8) {
@@ -46,6 +49,7 @@ uint32_t ExtendTable(uint32_t crc, const unsigned char* p, size_t n) {
 }
 
 #if defined(__x86_64__)
+// One instruction for 8 bytes, each waiting some 3 cycles for the one before: about 8 GB/s at 3 GHz.
 __attribute__((target("sse4.2"))) uint32_t ExtendSse42(uint32_t crc, const unsigned char* p, size_t n) {
   uint64_t wide = crc;
   for (; n >= 8; n -= 8, p += 8) {
@@ -70,6 +74,8 @@ Extend Choose() {
 
 }  // namespace
 
+// The choice is made at the first call and not by a static initialiser: the library is loaded into hosts whose own
+// initialisers may record.
 uint32_t Crc32cExtend(uint32_t crc, const void* data, size_t size_bytes) {
   static const Extend extend = Choose();
   return ~extend(~crc, static_cast<const unsigned char*>(data), size_bytes);

@@ -49,6 +49,8 @@ bool IsDirectory(const std::string& path) {
   return ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
 }
 
+// Parents first. Two processes may make the same folder at once, so EEXIST is only an error when what exists is no
+// folder.
 Status MakeDirs(const std::string& path) {
   for (size_t end = 0; end != std::string::npos;) {
     end = path.find('/', end + 1);
@@ -74,6 +76,8 @@ Result<std::vector<std::string>> ListDir(const std::string& dir) {
   return names;
 }
 
+// A file that shrinks while it is read gives the bytes that were there, one that grows the size at the start.
+// O_NONBLOCK: opening a FIFO must not wait for a writer.
 Result<std::string> ReadFile(const std::string& path, uint64_t limit_bytes) {
   const FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!fd.valid()) return ErrnoStatus(path, "cannot open", errno);
@@ -98,6 +102,7 @@ Result<std::string> ReadFile(const std::string& path, uint64_t limit_bytes) {
   return content;
 }
 
+// EIO for a write of 0 bytes without an errno: it must not become an endless loop.
 int WriteAll(int fd, const void* data, size_t size_bytes) {
   const auto* p = static_cast<const char*>(data);
   while (size_bytes > 0) {
@@ -116,6 +121,8 @@ uint64_t FileSizeLimit() {
   return limit.rlim_cur;
 }
 
+// No fsync: after power loss the new name may hold an empty file. What is written so (the manifest) is derived and
+// can be made again.
 Status AtomicWriteFile(const std::string& path, std::string_view content) {
   if (content.size() > FileSizeLimit()) return ErrnoStatus(path, "cannot write", EFBIG);
   const std::string temporary = path + ".tmp-" + Hex64(RandomBits());
@@ -131,6 +138,8 @@ Status AtomicWriteFile(const std::string& path, std::string_view content) {
   return {};
 }
 
+// GRND_NONBLOCK: before the kernel's pool is ready (early boot, some containers) names from clock and pid must do;
+// they are made unique by O_EXCL, not by this.
 uint64_t RandomBits() {
   uint64_t bits = 0;
   if (::getrandom(&bits, sizeof bits, GRND_NONBLOCK) == sizeof bits) return bits;

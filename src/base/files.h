@@ -15,11 +15,13 @@ class FileDescriptor {
   FileDescriptor() = default;
   explicit FileDescriptor(int fd) : fd_(fd) {}
   FileDescriptor(FileDescriptor&& other) noexcept : fd_(other.release()) {}
+  // Closes what this object held; the source is left invalid.
   FileDescriptor& operator=(FileDescriptor&& other) noexcept;
   ~FileDescriptor() { Reset(); }
 
   int get() const { return fd_; }
   bool valid() const { return fd_ >= 0; }
+  // Gives the descriptor away: the caller closes it, or checks that close() succeeded, which the destructor cannot.
   int release() {
     const int fd = fd_;
     fd_ = -1;
@@ -37,6 +39,7 @@ Status ErrnoStatus(const std::string& path, std::string_view what, int error);
 Status MakeDirs(const std::string& path);
 // Names (without the folder) of the entries of dir, sorted bytewise, without "." and "..".
 Result<std::vector<std::string>> ListDir(const std::string& dir);
+// These two follow symbolic links. What cannot be looked at (no permission on a folder above) counts as absent.
 bool FileExists(const std::string& path);
 bool IsDirectory(const std::string& path);
 // Whole file as bytes. limit_bytes: a larger file is kBadInput, so that a wrong path cannot fill memory.

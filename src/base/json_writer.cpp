@@ -6,6 +6,7 @@ namespace assay {
 namespace {
 
 // Length of the valid UTF-8 sequence at the start of s (no overlong forms, no surrogates, at most U+10FFFF), 0 if none.
+// The bounds on the second byte are those of table 3-7 of the Unicode standard.
 size_t Utf8Length(std::string_view s) {
   const auto at = [&](size_t i) { return static_cast<unsigned char>(s[i]); };
   const unsigned char lead = at(0);

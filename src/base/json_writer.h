@@ -15,13 +15,16 @@ class JsonWriter {
   void EndObject() { Shut('}'); }
   void BeginArray() { Open('['); }
   void EndArray() { Shut(']'); }
+  // Only inside an object, and a value must follow: the writer does not check that the text comes out well formed.
   void Key(std::string_view key);
   void String(std::string_view value);
   void Int(int64_t value);
   void UInt(uint64_t value);
+  // 17 significant digits: reading the text back gives the same double.
   void Double(double value);
   void Bool(bool value);
 
+  // Whole once depth is back at 0; it then ends in a newline.
   const std::string& text() const { return text_; }
 
  private:

@@ -36,6 +36,7 @@ Result<MappedFile> MappedFile::Open(const std::string& path) {
   return file;
 }
 
+// A swap: the source's destructor unmaps what this object held.
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(path_, other.path_);
   std::swap(data_, other.data_);
@@ -47,6 +48,7 @@ MappedFile::~MappedFile() {
   if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_bytes_);
 }
 
+// Each error ends the search as if all were zero: the answer only decides whether a scan looks there at all.
 uint64_t MappedFile::FirstNonZero(uint64_t from) const {
   const FileDescriptor fd(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!fd.valid()) return size_bytes_;
@@ -54,6 +56,7 @@ uint64_t MappedFile::FirstNonZero(uint64_t from) const {
   while (from < size_bytes_) {
     const off_t data = ::lseek(fd.get(), static_cast<off_t>(from), SEEK_DATA);
     if (data < 0 && errno == ENXIO) return size_bytes_;  // nothing but unallocated space behind
+    // SEEK_DATA is refused by some file systems (EINVAL); every byte is then read.
     if (data > 0) from = static_cast<uint64_t>(data);
     const ssize_t got = ::pread(fd.get(), buffer.data(), buffer.size(), static_cast<off_t>(from));
     if (got <= 0) return size_bytes_;

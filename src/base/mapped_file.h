@@ -17,11 +17,13 @@ class MappedFile {
   // mapping failed. The message has the path and the errno text. An empty file maps to an empty span.
   static Result<MappedFile> Open(const std::string& path);
 
+  // Moving keeps the addresses: spans that were handed out stay valid in the new owner.
   MappedFile() = default;
   MappedFile(MappedFile&& other) noexcept { *this = std::move(other); }
   MappedFile& operator=(MappedFile&& other) noexcept;
   ~MappedFile();
 
+  // Lives as long as this object.
   std::span<const std::byte> bytes() const { return {data_, size_bytes_}; }
   const std::string& path() const { return path_; }
   // First offset at or behind `from` whose byte is not zero, or the size. Reads instead of touching the mapping, so a

@@ -10,12 +10,15 @@
 
 namespace assay {
 
+// The affinity mask and not the number of cores: containers and taskset restrict the former. A machine of more than
+// 1024 processors fails the call (the set is too small for it) and is asked by the standard library instead.
 int UsableCores() {
   cpu_set_t set;
   if (::sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
+// Joining orders everything that body wrote before the return, so the counter itself may be relaxed.
 void ParallelFor(int64_t n, int threads, const std::function<void(int64_t)>& body) {
   if (threads <= 0) threads = UsableCores();
   std::atomic<int64_t> next{0};

@@ -25,6 +25,7 @@ alignas(16) constexpr uint32_t kRound[64] = {
     0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
     0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
 
+// The words of a message are big-endian, whatever the machine.
 uint32_t LoadBigEndian(const unsigned char* p) {
   return uint32_t{p[0]} << 24 | uint32_t{p[1]} << 16 | uint32_t{p[2]} << 8 | uint32_t{p[3]};
 }
@@ -67,6 +68,7 @@ __attribute__((target("sha,sse4.1,ssse3"))) void BlocksSha(uint32_t state[8], co
   _mm_storeu_si128(reinterpret_cast<__m128i*>(state + 4), _mm_alignr_epi8(high, low, 8));
 }
 
+// CPUID leaf 7, EBX bit 29; Clang 14 does not know __builtin_cpu_supports("sha").
 bool HasSha() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
@@ -76,6 +78,8 @@ bool HasSha() {
 
 }  // namespace
 
+// FIPS 180-4, section 6.2.2, with its names: s0 and s1 are the sigmas (of the schedule, then of the rounds), v the
+// working variables a to h.
 void Sha256BlocksPortable(uint32_t state[8], const unsigned char* data, size_t n_blocks) {
   for (; n_blocks > 0; --n_blocks, data += 64) {
     uint32_t w[64];
@@ -111,6 +115,7 @@ void Sha256Blocks(uint32_t state[8], const unsigned char* data, size_t n_blocks)
 
 }  // namespace internal
 
+// First 32 bits of the fractional parts of the square roots of the first 8 primes.
 void Sha256::Reset() {
   state_ = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
   block_used_ = 0;
@@ -136,6 +141,7 @@ void Sha256::Update(const void* data, size_t size_bytes) {
   if (block_used_ > 0) std::memcpy(block_, p + 64 * whole, block_used_);
 }
 
+// Padding: 0x80, zeros up to 56 modulo 64, and the length in bits as 8 big-endian bytes; 72 bytes at the most.
 Sha256::Digest Sha256::Finish() {
   const uint64_t bits = total_bytes_ * 8;
   unsigned char tail[72] = {0x80};

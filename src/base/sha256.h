@@ -23,9 +23,12 @@ class Sha256 {
   static std::string HexOf(const void* data, size_t size_bytes);  // 64 lower-case digits
 
  private:
+  // The chaining value, a to h of FIPS 180-4, section 6.2.
   std::array<uint32_t, 8> state_;
+  // A begun block of the message, block_used_ bytes of it.
   unsigned char block_[64];
   size_t block_used_;
+  // Of the whole message so far; its length in bits ends the padding, so a message is below 2^61 bytes.
   uint64_t total_bytes_;
 };
 

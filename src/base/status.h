@@ -31,6 +31,7 @@ class [[nodiscard]] Status {
 
   bool ok() const { return code_ == Code::kOk; }
   Code code() const { return code_; }
+  // Empty when ok, and for an error of memory, where there was none left for a text.
   const std::string& message() const { return message_; }
 
  private:
@@ -57,6 +58,7 @@ class [[nodiscard]] Result {
   const T& operator*() const { return *value_; }
 
  private:
+  // Exactly one of the two says something: status_ is ok when there is a value.
   std::optional<T> value_;
   Status status_;
 };

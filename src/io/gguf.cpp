@@ -8,6 +8,8 @@
 namespace assay {
 namespace {
 
+// Block sizes of ggml's types by their number there; numbers that are missing were given up by ggml. A type is listed
+// here as soon as its size is known, so that files with it open: whether it can be decoded is for src/quant to say.
 constexpr std::array<GgmlSize, 34> kSizes{{
     {0, "f32", 1, 4},         {1, "f16", 1, 2},         {2, "q4_0", 32, 18},      {3, "q4_1", 32, 20},
     {6, "q5_0", 32, 22},      {7, "q5_1", 32, 24},      {8, "q8_0", 32, 34},      {9, "q8_1", 32, 36},
@@ -25,6 +27,7 @@ constexpr uint64_t kMinTensorBytes = 8 + 4 + 4 + 8;  // empty name, rank 0, type
 constexpr uint64_t kMaxAlignment = 1u << 20;         // real files use 32 to 4096
 constexpr uint64_t kMaxNameBytes = 65535;            // of keys and tensor names; the format's own limit
 
+// Of one number in a pair's value; 0 for what has no fixed size.
 uint64_t ElementBytes(GgufType type) {
   switch (type) {
     case GgufType::kU8:
@@ -49,6 +52,7 @@ uint64_t ElementBytes(GgufType type) {
   return 0;
 }
 
+// Values in the file have no alignment.
 template <class T>
 T Load(const std::byte* at) {
   T value;
@@ -66,9 +70,11 @@ class Cursor {
   const std::byte* here() const { return data_ + at_; }
 
   Status Fault(const std::string& what) const { return FaultAt(at_, what); }
+  // Every error of the parser comes from here: file, what, offset.
   Status FaultAt(uint64_t offset, const std::string& what) const {
     return Status::BadInput(file_ + ": " + what + " at offset " + std::to_string(offset));
   }
+  // The one place where the cursor moves, so bounds are checked once.
   Status Skip(uint64_t bytes, const char* what) {
     if (bytes > left()) {
       return Fault(std::string(what) + " of " + std::to_string(bytes) + " bytes ends beyond the file of " +
@@ -84,6 +90,7 @@ class Cursor {
     *value = Load<T>(from);
     return {};
   }
+  // The text stays in the file's bytes.
   Status ReadText(std::string_view* text, const char* what) {
     uint64_t length = 0;
     ASSAY_RETURN_IF_ERROR(Read(&length, what));
@@ -111,6 +118,7 @@ class Cursor {
   uint64_t at_ = 0;  // <= size_
 };
 
+// Leaves value->raw at the checked bytes; accessors read them later without a check.
 Status ReadValue(Cursor* in, GgufValue* value) {
   ASSAY_RETURN_IF_ERROR(in->ReadName(&value->key, "key"));
   const uint64_t type_at = in->at();
@@ -148,6 +156,7 @@ Status ReadValue(Cursor* in, GgufValue* value) {
 Status ReadTensor(Cursor* in, GgufTensor* tensor, uint64_t* offset) {
   ASSAY_RETURN_IF_ERROR(in->ReadName(&tensor->name, "tensor name"));
   const uint64_t entry_at = in->at();
+  // Names the entry, as a file has thousands.
   const auto bad = [&](const std::string& why) {
     return in->FaultAt(entry_at, "tensor \"" + tensor->name + "\": " + why);
   };
@@ -163,12 +172,14 @@ Status ReadTensor(Cursor* in, GgufTensor* tensor, uint64_t* offset) {
         __builtin_mul_overflow(elements, dimension, &elements)) {
       return bad("dimension " + std::to_string(dimension) + " is no size");
     }
+    // The file has the fastest dimension first; shapes here have it last.
     tensor->shape.insert(tensor->shape.begin(), static_cast<int64_t>(dimension));
   }
   ASSAY_RETURN_IF_ERROR(in->Read(&type, "tensor type"));
   ASSAY_RETURN_IF_ERROR(in->Read(offset, "tensor offset"));
   tensor->type = FindGgmlSize(type);
   if (tensor->type == nullptr) return bad("unknown type " + std::to_string(type));
+  // Blocks lie along rows and do not cross from one into the next.
   const uint64_t row = tensor->shape.empty() ? 1 : static_cast<uint64_t>(tensor->shape.back());
   if (row % tensor->type->block_elems != 0) {
     return bad("rows of " + std::to_string(row) + " do not fill blocks of " + tensor->type->name);
@@ -189,6 +200,7 @@ const GgmlSize* FindGgmlSize(uint32_t id) {
   return nullptr;
 }
 
+// REQUIRES of both: the value came from ParseGguf.
 std::optional<int64_t> GgufValue::integer(uint64_t i) const {
   if (i >= count) return std::nullopt;
   const std::byte* at = raw + i * ElementBytes(type);
@@ -218,6 +230,7 @@ std::optional<int64_t> GgufValue::integer(uint64_t i) const {
   }
 }
 
+// Integers count as numbers, exact up to 2^53.
 std::optional<double> GgufValue::number(uint64_t i) const {
   if (i >= count) return std::nullopt;
   const std::byte* at = raw + i * ElementBytes(type);
@@ -252,6 +265,8 @@ const GgufValue* GgufFile::find(std::string_view key) const {
   return nullptr;
 }
 
+// Every count is held against the bytes that are left before anything is allocated for it, so a forged header costs
+// at most what the file itself takes. Names must be distinct: two answers to one question are damage.
 Result<GgufFile> ParseGguf(const std::byte* data, uint64_t size_bytes, const std::string& file) {
   Cursor in(data, size_bytes, file);
   uint32_t magic = 0;
@@ -272,6 +287,7 @@ Result<GgufFile> ParseGguf(const std::byte* data, uint64_t size_bytes, const std
                              " pairs do not fit the file of " + std::to_string(size_bytes) + " bytes");
   }
 
+  // A set, as hostile files have many pairs: comparing each with all before it would take quadratic time.
   std::set<std::string, std::less<>> seen;
   for (uint64_t i = 0; i < n_pairs; ++i) {
     const uint64_t start = in.at();
@@ -280,6 +296,7 @@ Result<GgufFile> ParseGguf(const std::byte* data, uint64_t size_bytes, const std
     if (!seen.insert(value.key).second) return in.FaultAt(start, "key \"" + value.key + "\" stands twice");
     parsed.metadata.push_back(std::move(value));
   }
+  // The format's default (ggml, docs/gguf.md, "general.alignment").
   uint64_t alignment = 32;
   if (const GgufValue* value = parsed.find("general.alignment")) {
     const std::optional<int64_t> given = value->integer();

@@ -19,6 +19,7 @@
 
 namespace assay {
 
+// ggml's own limit of dimensions.
 constexpr int kMaxGgufRank = 4;
 
 // The numbers of the file format.
@@ -63,6 +64,7 @@ struct GgmlSize {
 };
 const GgmlSize* FindGgmlSize(uint32_t id);  // nullptr: unknown type
 
+// Where a tensor lies; size_bytes is what shape and type ask for, inside the file.
 struct GgufTensor {
   std::string name;
   std::vector<int64_t> shape;  // row-major as everywhere in assay: the file's dimensions in reverse
@@ -72,6 +74,7 @@ struct GgufTensor {
   uint64_t file_offset = 0;  // of data
 };
 
+// Points into the bytes that ParseGguf was given; they must outlive it.
 struct GgufFile {
   uint32_t version = 0;
   std::vector<GgufValue> metadata;  // in the file's order, keys distinct

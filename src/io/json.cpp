@@ -54,6 +54,7 @@ class Builder final : public nlohmann::json_sax<Json> {
   bool start_array(std::size_t) override { return Open(Json::array()); }
   bool end_array() override { return Close(); }
 
+  // The library would keep one of two members of the same name, and other readers the other.
   bool key(string_t& value) override {
     if (!open_.back().keys.insert(value).second) return Fail("duplicate key \"" + value + "\"");
     open_.back().key = std::move(value);
@@ -76,17 +77,20 @@ class Builder final : public nlohmann::json_sax<Json> {
   size_t position() const { return position_; }
 
  private:
+  // An object or array that is still open, with the keys that it has so far.
   struct Container {
     Json* json;
     std::string key;  // of the next member
     std::unordered_set<std::string> keys;
   };
 
+  // The first error is the one that is told.
   bool Fail(std::string why) {
     if (error_.empty()) error_ = std::move(why);
     return false;
   }
 
+  // Puts a value where it belongs and gives its place in the document.
   Json* Place(Json value) {
     if (open_.empty()) {
       *root_ = std::move(value);
@@ -130,6 +134,7 @@ class Builder final : public nlohmann::json_sax<Json> {
   size_t position_ = std::string::npos;
 };
 
+// Looked for first, as copying a document only to write it would double the memory of the usual case.
 bool HasNonFinite(const Json& json) {
   if (json.is_number_float()) return !std::isfinite(json.get<double>());
   if (json.is_structured()) {

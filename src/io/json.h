@@ -11,8 +11,10 @@
 
 namespace assay {
 
+// Ordered: reports come out in the order in which they were built.
 using Json = nlohmann::ordered_json;
 
+// Bounds recursion over a parsed document; configs and headers nest to 5 or so.
 constexpr int kMaxJsonDepth = 64;
 
 // what: the file's name for messages. kBadInput with the byte offset (base_offset added) of the first fault: a syntax

@@ -4,6 +4,7 @@
 
 namespace assay {
 
+// The limit is asked before anything is copied.
 Result<std::string> ReadTextFile(const std::string& path, uint64_t limit_bytes) {
   ASSAY_ASSIGN_OR_RETURN(MappedFile file, MappedFile::Open(path));
   const auto bytes = file.bytes();

@@ -4,6 +4,7 @@
 
 namespace assay {
 
+// Allocators' own overhead is left out; it is some 16 bytes for each vector and text.
 uint64_t ApproximateBytes(const PendingEvent& event) {
   uint64_t bytes = sizeof(PendingEvent) + event.payload.size() + event.payload_rows.size() * sizeof(int64_t);
   bytes += (event.event.shape.size() + event.event.strides.size()) * sizeof(int64_t);
@@ -24,11 +25,14 @@ std::vector<PendingEvent> AnomalyRing::TakeAll() {
   return out;
 }
 
+// REQUIRES: something is held.
 void AnomalyRing::DropOldest() {
   held_bytes_ -= held_.front().size_bytes;
   held_.pop_front();
 }
 
+// A step leaves the window as soon as one arrives that is steps_ further on; held_ is in order of arrival, so a late
+// event of an old step stays until those before it have gone.
 std::vector<PendingEvent> AnomalyRing::Push(PendingEvent event, uint64_t occurrence, bool anomaly) {
   int64_t step = event.event.step;
   if (step >= 0) {

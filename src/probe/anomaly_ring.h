@@ -27,6 +27,7 @@ class AnomalyRing {
   // steps: how many of the newest steps to keep, 0: no ring. memory_cap: bytes held at most, oldest go first.
   AnomalyRing(int64_t steps, uint64_t memory_cap) : steps_(steps), memory_cap_(memory_cap) {}
 
+  // Settings without ASSAY_RING give a ring of 0 steps, which nobody pushes into.
   bool enabled() const { return steps_ > 0; }
 
   // Takes the event; returns what must be written now, oldest first: nothing, or on an anomaly all that is held and
@@ -35,13 +36,16 @@ class AnomalyRing {
   std::vector<PendingEvent> Push(PendingEvent event, uint64_t occurrence, bool anomaly);
   // All that is held; the rest of the current step will be returned at once.
   std::vector<PendingEvent> Trigger();
+  // In a forked child, and at Close: what is held belongs to the parent, or to a run in which nothing went wrong.
   void Clear();
 
+  // Anomalies seen and calls of Trigger.
   uint64_t triggers() const { return triggers_; }
   uint64_t evicted() const { return evicted_; }  // of the last N steps, for want of memory
   size_t size() const { return held_.size(); }
 
  private:
+  // step: the event's own, or what stands in for it (Push); size_bytes: as counted in held_bytes_.
   struct Held {
     int64_t step;
     uint64_t size_bytes;
@@ -53,7 +57,10 @@ class AnomalyRing {
   int64_t steps_;
   uint64_t memory_cap_;
   uint64_t held_bytes_ = 0;
+  // From the first event with a step on, events without one belong to the newest step; before, they count by
+  // occurrence.
   bool host_has_steps_ = false;
+  // Largest step seen. Ranks recorded by one process may interleave; a step behind it does not move it back.
   int64_t newest_ = -1;
   int64_t written_through_ = -1;  // last step of the latest anomaly
   uint64_t triggers_ = 0;

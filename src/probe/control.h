@@ -20,6 +20,7 @@
 
 namespace assay {
 
+// Room in the page; `assay arm` refuses more intervals or requests than fit.
 inline constexpr size_t kControlSteps = 32;
 inline constexpr size_t kControlRequests = 256;
 
@@ -45,6 +46,7 @@ struct Selection {
   bool has_steps = false;
   IntervalSet steps;
   std::vector<uint64_t> requests;  // sorted; empty: all
+  // True for every request when none were named.
   bool wants_request(uint64_t request) const;
 };
 
@@ -59,6 +61,7 @@ class ArmSwitch {
   ArmSwitch(const ArmSwitch&) = delete;
 
   bool armed() const { return armed_word().load(std::memory_order_relaxed) != 0; }
+  // Relaxed: an observation that races with it may be recorded or not, and nothing else depends on the order.
   void arm(bool on) { armed_word().store(on ? 1 : 0, std::memory_order_relaxed); }
   // What the page asks for now; valid until the switch is destroyed. One relaxed load while nothing changes.
   const Selection& selection() {
@@ -67,6 +70,7 @@ class ArmSwitch {
     return *current_.load(std::memory_order_acquire);
   }
 
+  // The owner must outlive every handle to the page.
   void set_owner(void* owner) { *OwnerSlot(page_) = owner; }
   static void* OwnerOf(void* page) { return *OwnerSlot(page); }
   void* page() { return page_; }
@@ -76,13 +80,16 @@ class ArmSwitch {
 
  private:
   ArmSwitch() = default;
+  // Last word of the private page before the control page: outside what other processes can write.
   static void** OwnerSlot(void* page) { return reinterpret_cast<void**>(page) - 1; }
   std::atomic_ref<int32_t> armed_word() const { return std::atomic_ref<int32_t>(page_->armed); }
+  // False when there is no file; the page then stays private and works within this process.
   bool MapFile();
   void Reread(uint32_t generation);
 
   std::string dir_, host_, path_;
   size_t page_bytes_ = 0;
+  // Never moves: C handles point at its first word.
   ControlPage* page_ = nullptr;
   std::mutex mutex_;                                    // of rereading
   std::atomic<uint32_t> seen_{0};                       // generation that current_ was read at

@@ -9,6 +9,8 @@
 namespace assay {
 namespace {
 
+// objects in order of registration; all their locks are taken in that order at a fork, and nowhere else is more than
+// one recorder's lock held at once.
 struct Guards {
   std::mutex mutex;
   std::vector<ForkGuarded*> objects;
@@ -21,6 +23,7 @@ Guards& AllGuards() {
   return *guards;
 }
 
+// Holding the mutex from here to the end of Parent or Child keeps the list still.
 void Prepare() {
   Guards& guards = AllGuards();
   guards.mutex.lock();

@@ -7,11 +7,16 @@ namespace assay {
 
 class ForkGuarded {
  public:
+  // In the parent, in the thread that forks: take every lock of the object.
   virtual void BeforeFork() = 0;
+  // Give them back.
   virtual void AfterForkInParent() = 0;
+  // Only this thread exists here: make the locks anew (they are held by a thread of another process) and drop what is
+  // the parent's.
   virtual void AfterForkInChild() = 0;
 
  protected:
+  // Not virtual: nobody owns objects through this interface.
   ~ForkGuarded() = default;
 };
 

@@ -60,6 +60,7 @@ bool GlobMatches(std::string_view p, std::string_view name) {
 
 }  // namespace
 
+// /regex/ goes to the C library, which is bounded by what the settings parser let through (settings_patterns.cpp).
 bool PatternMatches(std::string_view pattern, std::string_view name) {
   if (pattern.size() >= 2 && pattern.front() == '/' && pattern.back() == '/') {
     regex_t regex;

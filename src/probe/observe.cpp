@@ -70,6 +70,8 @@ void RemoveContent(Event* event) {
   }
 }
 
+// Whole tensors at level payload; at level sample rows, or the whole of what has no rows (vectors, scalars). Token
+// ids are few and always whole.
 Status TakePayload(const Settings& settings, const Observation& o, std::span<const RowRun> runs,
                    PendingEvent* pending) {
   const bool whole = settings.level == Level::kPayload || pending->site->token_ids;
@@ -166,6 +168,7 @@ Status Observe(const Settings& settings, const Observation& o, PendingEvent* pen
   if (const Status measured = Measure(o.view, layout, options, &event.segments); !measured.ok()) {
     return Status(measured.code(), site.name + ": " + measured.message());
   }
+  // Statistics of one id are the id itself, so they go the same way as the ids.
   const bool content_allowed = !site.token_ids || StoresTokens(settings);
   if (!content_allowed) {
     RemoveContent(&event);

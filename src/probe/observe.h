@@ -16,6 +16,7 @@ bool StoresTokens(const Settings& settings);
 Status Observe(const Settings& settings, const Observation& observation, PendingEvent* pending);
 
 // NaN or an infinity in a real row; -inf is none in a log-sum-exp, which has it for an empty set.
+// Only such events trigger the on-anomaly ring; needs level stats.
 bool HasAnomaly(const PendingEvent& pending);
 
 }  // namespace assay

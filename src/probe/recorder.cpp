@@ -21,6 +21,8 @@ const std::string kNoPath;
 
 }  // namespace
 
+// Locks, in the order in which they may be taken together: registry, ring. The writer has its own and calls nothing
+// here.
 struct Recorder::Impl final : ForkGuarded {
   Impl(const Settings& s, const ProcessInfo& p)
       : settings(s), rank(p.rank), registry(settings), ring(s.ring_steps, s.payload_budget) {}
@@ -55,6 +57,7 @@ struct Recorder::Impl final : ForkGuarded {
     return why;
   }
 
+  // Relaxed: statistics, read after the threads are joined or as a hint.
   void CountRecorded(ProbeSite* site) {
     site->recorded.fetch_add(1, std::memory_order_relaxed);
     recorded.fetch_add(1, std::memory_order_relaxed);
@@ -93,6 +96,8 @@ struct Recorder::Impl final : ForkGuarded {
     return status;
   }
 
+  // All are tried; the first error is the one that is told. Runs without the ring's lock, as it may wait for the
+  // disk.
   Status WriteAll(std::vector<PendingEvent> events) {
     Status first;
     for (PendingEvent& event : events) {
@@ -102,6 +107,8 @@ struct Recorder::Impl final : ForkGuarded {
     return first;
   }
 
+  // Order of the tests: what filters turn away costs no measuring. Selecting requests (`assay arm --request`) narrows
+  // the rows; padding belongs to no request and is left out then.
   Status RecordOrThrow(const Observation& observation, ProbeSite* site) {
     const int32_t event_rank = observation.rank >= 0 ? observation.rank : rank;
     if (!site->wanted || !InSteps(event_rank, observation.step)) {
@@ -151,6 +158,7 @@ struct Recorder::Impl final : ForkGuarded {
     return step < 0 || (selection.has_steps ? selection.steps : settings.steps).contains(step);
   }
 
+  // The last things in the file: coverage, and what the ring did.
   Status WriteClosingNotes(int* not_found, uint64_t* ring_evicted) {
     for (const CoverageNote& note : registry.Coverage(not_found)) {
       if (writer != nullptr) ASSAY_RETURN_IF_ERROR(writer->WriteCoverage(note));
@@ -190,6 +198,7 @@ struct Recorder::Impl final : ForkGuarded {
 
 Recorder::Recorder() = default;
 
+// Guard comes last: once it is in the list, a fork may call into the object at any time.
 Result<std::unique_ptr<Recorder>> Recorder::Open(const Settings& settings, const ProcessInfo& process) try {
   if (!settings.on()) return Status::Usage("the recorder is off: set ASSAY to a profile, such as ASSAY=all");
   std::unique_ptr<Recorder> recorder(new Recorder);
@@ -295,6 +304,7 @@ Status Recorder::Trigger(std::string_view reason) try {
 
 Status Recorder::Flush() { return impl_->writer == nullptr ? Status() : impl_->writer->Flush(); }
 
+// closed goes up first: what begins from here on is ignored.
 Status Recorder::Close() try {
   if (impl_->closed.exchange(true)) return {};
   int not_found = 0;

@@ -62,6 +62,7 @@ class Recorder {
   void* control() const { return armed_; }
   static Recorder* FromControl(void* control) { return static_cast<Recorder*>(ArmSwitch::OwnerOf(control)); }
   // False when the filters (include, exclude, layers, ranks, steps) leave the site out. rank -1: the process's.
+  // Callers use it to save the work of describing an observation; Record decides anew, and counts what it turns away.
   bool wants(std::string_view site, int32_t rank, int64_t step) const;
   bool wants(const ProbeSite* site, int32_t rank, int64_t step) const;
 
@@ -96,6 +97,7 @@ class Recorder {
   uint64_t recorded() const;        // events written, printed or put into the ring since Open (or since fork)
 
  private:
+  // Only Open makes one.
   Recorder();
   int32_t* armed_ = nullptr;  // of the control page
   struct Impl;

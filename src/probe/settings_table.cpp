@@ -4,6 +4,7 @@
 namespace assay {
 namespace {
 
+// Order: what, where, how much, then the rare ones; docs/settings.md keeps it. The text is printed as it stands.
 constexpr SettingHelp kSettings[] = {
     {"ASSAY", "PROFILE[:SINK]", "off",
      "Master gate: all, attn, mla, mlp, moe, io, or off. SINK stderr prints a line an event instead of a trace."},
@@ -36,6 +37,8 @@ constexpr SettingHelp kSettings[] = {
     {"ASSAY_STRICT", "on|off", "off", "At close, a pattern that matched no site and a dropped event are errors."},
 };
 
+// Includes only: whoever wants less adds ASSAY_EXCLUDE. "mla" equals "attn" on purpose, as the paths differ by their
+// sites.
 constexpr ProfileHelp kProfiles[] = {
     {"all", "", "every site"},
     {"attn", "layers.*.attn.*,layers.*.input_norm,layers.*.out", "attention, its input and the layer's result"},

@@ -25,8 +25,11 @@ struct AxesText {
   int row_axis = -1;
   int head_axis = -1;
 };
+// Names separated by spaces; the first T and the first H count.
 AxesText ReadAxes(std::string_view axes);
 
+// Everything but the counters and writer_id is written once, before the registry publishes the site, so reading it
+// needs no lock.
 struct ProbeSite {
   uint32_t number = 0;  // in its registry, from 0
   std::string name;     // canonical or the engine's own
@@ -40,6 +43,8 @@ struct ProbeSite {
   bool token_ids = false;          // the tensor holds token ids: content
   bool minus_inf_is_fine = false;  // log-sum-exp of nothing is -inf: no anomaly
 
+  // recorded: written, printed or put into the ring. What the ring cannot write later, or a payload beyond its
+  // budget, counts as dropped.
   std::atomic<uint64_t> recorded{0};
   std::atomic<uint64_t> skipped{0};  // turned away by a filter
   std::atomic<uint64_t> dropped{0};
@@ -72,6 +77,7 @@ class SiteRegistry {
   void ResetInChild();
 
  private:
+  // The recorder's own, which outlives the registry.
   const Settings& settings_;
   mutable std::shared_mutex mutex_;
   std::deque<ProbeSite> sites_;                               // never moves an element
@@ -79,6 +85,7 @@ class SiteRegistry {
   // Names that Wants was asked about and Find was not, with the answer. A site must not be made of them: its first
   // description brings the engine's name and the axes.
   std::map<std::string, bool, std::less<>> asked_;
+  // First reason of each site that lost something; under mutex_.
   std::unordered_map<const ProbeSite*, std::string> drop_reasons_;
 };
 

@@ -8,6 +8,7 @@
 
 namespace assay {
 
+// Segments of one event add up: counts and squares sum, extremes join.
 std::string FormatEventLine(const std::string& site, const Event& event) {
   std::string line = "assay " + site;
   if (event.dtype != DType::kInvalid) {

@@ -13,6 +13,7 @@
 namespace assay {
 
 // Number of elements; kUsage for a negative extent, shape and strides of different rank, or a count beyond 2^63.
+// Rank 0 has one element, any extent of 0 none.
 Result<uint64_t> CountElements(const TensorView& view);
 
 // Whether the elements lie row-major without gaps from the view's offset (a byte-aligned offset for packed types).
@@ -23,6 +24,7 @@ bool IsContiguous(const TensorView& view);
 Status CopyContiguous(const TensorView& view, std::vector<std::byte>* out);
 
 // The same of the given rows of one axis, in the order given; the axis keeps its place.
+// REQUIRES, as CopyContiguous: the view's elements lie in memory of the host's.
 Status CopyRows(const TensorView& view, int axis, std::span<const int64_t> rows, std::vector<std::byte>* out);
 
 // The n rows with the smallest hash of (seed, request, position), ascending; padding rows are not chosen. Two runs that

@@ -41,12 +41,14 @@ assay_trace* OffTrace() {
   return reinterpret_cast<assay_trace*>(&off.armed);
 }
 
+// NULL for a trace that records nothing; REQUIRES a handle of assay_open, or NULL.
 Recorder* RecorderOf(const assay_trace* trace) {
   return trace == nullptr ? nullptr : Recorder::FromControl(const_cast<assay_trace*>(trace));
 }
 
 bool IsOff(const assay_trace* trace) { return RecorderOf(trace) == nullptr; }
 
+// Assignments win over the environment, which NO_ENVIRONMENT leaves out altogether.
 Result<Settings> ReadSettings(const char* const* settings, uint64_t n_settings, uint32_t flags) {
   if ((flags & ~ASSAY_OPEN_NO_ENVIRONMENT) != 0) return Status::Usage("unknown flag " + std::to_string(flags));
   if (n_settings != 0 && settings == nullptr) return Status::Usage("settings is NULL with n_settings above 0");
@@ -58,6 +60,7 @@ Result<Settings> ReadSettings(const char* const* settings, uint64_t n_settings, 
   return ParseSettings(assignments, (flags & ASSAY_OPEN_NO_ENVIRONMENT) == 0);
 }
 
+// Leaves *trace as it is (off) when nothing is to be recorded.
 Status Open(const assay_options* given, assay_trace** trace) {
   assay_options options = assay_options_init();
   if (given != nullptr) ASSAY_RETURN_IF_ERROR(ReadStruct(given, "assay_options", &options));
@@ -105,6 +108,8 @@ Status ReadObservation(assay_trace* trace, const assay_event* given, OwnedObserv
   return ReadEvent(event, owned);
 }
 
+// What could not even be read is counted too, under its site when that is known: a host that ignores return codes
+// still finds the loss in the coverage.
 Status Record(assay_trace* trace, const assay_event* given) {
   OwnedObservation owned;
   const Status read = ReadObservation(trace, given, &owned);
@@ -128,6 +133,7 @@ int assay_open(const assay_options* options, assay_trace** trace, assay_error* e
   return RunForC(error, [&] { return Open(options, trace); });
 }
 
+// The handle is gone whatever happens: closing twice must not be possible by accident.
 int assay_close(assay_trace** trace, assay_error* error) {
   if (trace == nullptr) return SetError(error, Status());
   const std::unique_ptr<Recorder> owned(RecorderOf(*trace));
@@ -160,6 +166,7 @@ int assay_add_site(assay_trace* trace, const assay_site_info* info, uint32_t* si
   });
 }
 
+// A disarmed trace costs one load here: the handle points at the flag.
 int assay_wants(assay_trace* trace, uint32_t site, int32_t rank, int64_t step) {
   if (IsOff(trace) || assay_armed(trace) == 0) return 0;
   return RecorderOf(trace)->wants(RecorderOf(trace)->SiteAt(site), rank, step) ? 1 : 0;
@@ -175,6 +182,7 @@ int assay_record(assay_trace* trace, const assay_event* event, assay_error* erro
   return RunForC(error, [&] { return Record(trace, event); });
 }
 
+// NULL tokens are no tokens: nothing to report an error with, and the key of an empty prompt is defined.
 uint64_t assay_request_key(const int64_t* tokens, uint64_t n_tokens, int64_t ordinal) {
   return RequestKey({tokens, tokens == nullptr ? 0 : static_cast<size_t>(n_tokens)}, ordinal);
 }
@@ -222,6 +230,7 @@ int assay_flush(assay_trace* trace, assay_error* error) {
   return RunForC(error, [&] { return RecorderOf(trace)->Flush(); });
 }
 
+// Writes as much of the struct as the caller's version has.
 int assay_drops(const assay_trace* trace, assay_drop_counts* counts, assay_error* error) {
   return RunForC(error, [&]() -> Status {
     assay_drop_counts now = assay_drop_counts_init();
@@ -245,6 +254,8 @@ int assay_drops(const assay_trace* trace, assay_drop_counts* counts, assay_error
 const char* assay_dir(const assay_trace* trace) { return IsOff(trace) ? "" : RecorderOf(trace)->dir().c_str(); }
 const char* assay_path(const assay_trace* trace) { return IsOff(trace) ? "" : RecorderOf(trace)->path().c_str(); }
 
+// *size in: room; out: bytes needed with the final zero. A buffer that is too small is left alone, so asking twice
+// works.
 int assay_settings_text(const char* const* settings, uint64_t n_settings, uint32_t flags, char* buffer, uint64_t* size,
                         assay_error* error) {
   return RunForC(error, [&]() -> Status {

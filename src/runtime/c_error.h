@@ -20,6 +20,7 @@ inline int SetError(assay_error* error, int code, std::string_view message) {
   return code;
 }
 
+// An OK status empties the message.
 inline int SetError(assay_error* error, const Status& status) {
   return SetError(error, static_cast<int>(status.code()), status.message());
 }

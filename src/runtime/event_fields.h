@@ -16,6 +16,7 @@ namespace assay {
 // that is shorter than version 1 of this interface, or absurdly long, is kUsage: struct_size was not set.
 Status ReadStructBytes(const void* in, uint64_t least_size, uint64_t known_size, const char* what, void* out);
 
+// T is the version-1 struct; when one grows, least_size stays that of version 1.
 template <class T>
 Status ReadStruct(const T* in, const char* what, T* out) {
   return ReadStructBytes(in, sizeof(T), sizeof(T), what, out);

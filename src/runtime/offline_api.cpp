@@ -23,6 +23,7 @@ using assay::RunForC;
 using assay::SetError;
 using assay::Status;
 
+// malloc, as assay_string_free frees it: the caller's C library need not know this one's operator delete.
 Status HandOut(const std::string& text, char** out) {
   *out = static_cast<char*>(std::malloc(text.size() + 1));
   if (*out == nullptr) return Status::Environment("no memory");
@@ -30,6 +31,7 @@ Status HandOut(const std::string& text, char** out) {
   return {};
 }
 
+// Event numbers come from the caller; Trace::event trusts them.
 Status CheckNumber(const assay_reader* reader, uint64_t number) {
   if (number < reader->trace->event_count()) return {};
   return Status::Usage("event " + std::to_string(number) + " of a trace with " +
@@ -95,6 +97,7 @@ int assay_reader_stream(const assay_reader* reader, struct ArrowArrayStream* str
   });
 }
 
+// exit_code stays at "internal" unless a result was made.
 int assay_diff_traces(const assay_reader* a, const assay_reader* b, const char* tolerance, const char* floor_path,
                       int32_t threads, char** json, int32_t* exit_code, assay_error* error) {
   if (a == nullptr || b == nullptr || json == nullptr || exit_code == nullptr) {

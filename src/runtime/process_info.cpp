@@ -24,6 +24,7 @@ int32_t FirstNumber(std::initializer_list<const char*> names, int32_t fallback) 
   return fallback;
 }
 
+// Arguments end in NUL there, the last one too; empty ones are kept. A longer command line is cut.
 std::vector<std::string> CommandLine() {
   constexpr size_t kMaxBytes = 1 << 20;  // of a command line that is kept
   std::vector<std::string> argv;
@@ -45,6 +46,7 @@ std::vector<std::string> CommandLine() {
 
 }  // namespace
 
+// What cannot be found out stays empty: recording does not depend on it.
 ProcessInfo DescribeThisProcess() {
   ProcessInfo info;
   char text[4096];

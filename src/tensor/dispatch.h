@@ -6,6 +6,8 @@
 namespace assay {
 
 // Returns f.operator()<kType>() for the dtype; <DType::kInvalid> for kInvalid and unknown numbers.
+// A type that is missing here decodes to NaN everywhere: -Wswitch names it when the enum grows. f must return the
+// same type for every argument.
 template <class F>
 constexpr auto WithDType(DType dtype, F&& f) {
   switch (dtype) {

@@ -5,6 +5,7 @@
 namespace assay {
 namespace {
 
+// A row a type. The table is short and looked up once a tensor, so a linear search will do.
 struct DTypeInfo {
   DType dtype;
   bool is_float;
@@ -60,6 +61,7 @@ bool IsFloat(DType dtype) {
   return info && info->is_float;
 }
 
+// Half a unit in the last place of [1, 2): 2^-(mantissa bits + 1).
 double UnitRoundoff(DType dtype) {
   const DTypeInfo* info = Find(dtype);
   return info ? info->unit_roundoff : 0;
@@ -70,6 +72,7 @@ std::string_view NameOf(DType dtype) {
   return info ? info->name : std::string_view("invalid");
 }
 
+// Ignores case, so that safetensors' "BF16" and NumPy's "float32" need no rows of their own.
 DType ParseDType(std::string_view name) {
   constexpr std::string_view kTorch = "torch.";
   if (name.substr(0, kTorch.size()) == kTorch) name.remove_prefix(kTorch.size());

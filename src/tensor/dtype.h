@@ -6,8 +6,10 @@
 
 namespace assay {
 
+// Where a name has several definitions in the wild, the comment says which one is meant.
 enum class DType : uint8_t {
   kInvalid = 0,
+  // 1 to 15 floats, from 16 on integers; the gap leaves room.
   kF64 = 1,
   kF32 = 2,
   kF16 = 3,

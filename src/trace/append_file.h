@@ -32,6 +32,8 @@ struct AppendFileOptions {
 
 class AppendFile {
  public:
+  // kEnvironment: the file exists, the disk refused the first pages, or no addresses can be set aside. The caller's
+  // byte_cap is halved, down to 1 MiB, where addresses are short (RLIMIT_AS).
   static Result<std::unique_ptr<AppendFile>> Create(const AppendFileOptions& options);
   // Unmaps and closes; call Close() first for a trimmed file.
   ~AppendFile();
@@ -43,20 +45,26 @@ class AppendFile {
   // Computes the checksum and publishes. record comes from Reserve; its kind and body are in place.
   void Commit(unsigned char* record);
 
+  // record comes from Reserve.
   uint64_t OffsetOf(const unsigned char* record) const { return static_cast<uint64_t>(record - base_); }
+  // Unique in the file; threads that record at once may commit in another order.
   uint64_t NextSequence() { return LiveWord(&format::LiveArea::next_sequence).fetch_add(1, std::memory_order_relaxed); }
+  // In the file itself, so the count survives kill -9 and needs no space.
   void CountDrop(format::DropReason why) {
     std::atomic_ref<uint64_t>(live()->drops[why]).fetch_add(1, std::memory_order_relaxed);
   }
   uint64_t drops(format::DropReason why) const {
     return std::atomic_ref<uint64_t>(live()->drops[why]).load(std::memory_order_relaxed);
   }
+  // Head of the chain of non-event records. The caller serialises writers of such records; the release store lets a
+  // reader of the live file find the record that the offset names.
   uint64_t aux_head() const { return LiveWord(&format::LiveArea::aux_head).load(std::memory_order_relaxed); }
   void set_aux_head(uint64_t offset) { LiveWord(&format::LiveArea::aux_head).store(offset, std::memory_order_release); }
 
   // In the child of a fork: this object belongs to the parent's file and must only be destroyed.
   bool forked() const { return guard_->load(std::memory_order_relaxed) == 0; }
   const std::string& path() const { return options_.path; }
+  // Of the last growth that failed, 0: none did.
   int last_errno() const { return last_errno_.load(std::memory_order_relaxed); }
 
   Status Flush();  // msync
@@ -67,19 +75,25 @@ class AppendFile {
 
  private:
   explicit AppendFile(AppendFileOptions options) : options_(std::move(options)) {}
+  // Opens, sets the address range aside, writes the header.
   Status Map();
+  // Makes [0, needed_end) ready, or says why not; true when another thread has done it meanwhile.
   bool Grow(uint64_t needed_end, format::DropReason* why);
+  // These three return 0 or an errno; under grow_mutex_, or from Map before the object is shared.
   int WriteZeros(uint64_t offset, uint64_t size_bytes);
   int ReserveMapped(uint64_t end);
   int MakeReady(uint64_t end);
 
+  // Inside the mapping: the one struct of the format that is used in place, since its words are atomics.
   format::LiveArea* live() const { return reinterpret_cast<format::LiveArea*>(base_ + format::kLiveOffset); }
   std::atomic_ref<uint64_t> LiveWord(uint64_t format::LiveArea::*word) const {
     return std::atomic_ref<uint64_t>(live()->*word);
   }
 
   AppendFileOptions options_;
+  // Kept for growing and for trimming at Close.
   FileDescriptor fd_;
+  // First byte of the file in memory; never moves, as records are addressed by pointer while they are filled.
   unsigned char* base_ = nullptr;
   uint64_t range_bytes_ = 0;            // address range, cap and slack
   uint64_t event_cap_ = 0;              // first offset refused to events

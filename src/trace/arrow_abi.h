@@ -14,6 +14,8 @@ extern "C" {
 #define ARROW_FLAG_NULLABLE 2
 #define ARROW_FLAG_MAP_KEYS_SORTED 4
 
+// Type and name of a column. release frees everything that hangs on it and marks the struct released by setting
+// itself to null; the same holds for the other two.
 struct ArrowSchema {
   const char* format;
   const char* name;
@@ -26,6 +28,8 @@ struct ArrowSchema {
   void* private_data;
 };
 
+// Values of a column: `length` from element `offset` on; buffers as the format string wants them (validity bitmap
+// first, null when nothing is null).
 struct ArrowArray {
   int64_t length;
   int64_t null_count;
@@ -44,6 +48,8 @@ struct ArrowArray {
 #ifndef ARROW_C_STREAM_INTERFACE
 #define ARROW_C_STREAM_INTERFACE
 
+// Batches one by one. The functions return 0 or an errno; a released array ends the stream; the error text is the
+// stream's and valid until the next call.
 struct ArrowArrayStream {
   int (*get_schema)(struct ArrowArrayStream*, struct ArrowSchema* out);
   int (*get_next)(struct ArrowArrayStream*, struct ArrowArray* out);

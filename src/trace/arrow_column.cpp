@@ -8,6 +8,8 @@ namespace assay {
 namespace {
 
 // Owns what an exported schema points to.
+// The consumer frees an exported struct by its release function, long after the column is gone, so each export owns
+// its texts and buffers in one of these (private_data).
 struct SchemaParts {
   std::string format;
   std::string name;
@@ -36,12 +38,14 @@ void ReleaseNode(Node* node) {
   node->release = nullptr;
 }
 
+// Arrow's bitmaps begin at the least significant bit of a byte.
 void SetBit(std::vector<uint8_t>* bits, int64_t at, bool value) {
   const auto byte = static_cast<size_t>(at / 8);
   if (bits->size() <= byte) bits->resize(byte + 1, 0);
   if (value) (*bits)[byte] = static_cast<uint8_t>((*bits)[byte] | 1u << (at % 8));
 }
 
+// Bytes of a fixed-width value by its format letter: s S 16 bits, i I f 32, the rest (l L g, timestamps) 64.
 size_t WidthOf(char format) {
   switch (format) {
     case 's':
@@ -76,6 +80,7 @@ ArrowColumn::ArrowColumn(std::string name, std::string format, bool nullable, st
   }
 }
 
+// The bitmap begins with the first null: columns without one hand out none, which the interface allows.
 void ArrowColumn::Grew(bool valid) {
   if (!valid && validity_.empty()) {
     for (int64_t i = 0; i < length_; ++i) SetBit(&validity_, i, true);
@@ -136,6 +141,7 @@ uint64_t ArrowColumn::size_bytes() const {
   return bytes;
 }
 
+// Children first: when one throws, those that were exported are released here and *out was never touched.
 void ArrowColumn::ExportSchema(ArrowSchema* out) const {
   auto parts = std::make_unique<SchemaParts>();
   parts->format = format_;

@@ -29,8 +29,10 @@ class ArrowColumn {
   void Text(std::string_view value);
   // Ends a list, fixed-size list or struct whose elements were appended to the children.
   void End();
+  // Appends a null with the slots that it needs in buffers and children.
   void Null();
 
+  // Valid as long as the column; elements of a list are appended here before End().
   ArrowColumn& child(size_t i) { return children_[i]; }
   int64_t length() const { return length_; }
   uint64_t size_bytes() const;  // of all buffers, children included
@@ -41,8 +43,10 @@ class ArrowColumn {
   void ExportArray(ArrowArray* out);
 
  private:
+  // What the format string means for the buffers.
   enum class Kind { kFixed, kBool, kText, kList, kFixedList, kStruct };
 
+  // Counts the value that was just appended and keeps the bitmap.
   void Grew(bool valid);
   void PushOffset(uint64_t end);
 
@@ -56,7 +60,9 @@ class ArrowColumn {
   int64_t length_ = 0;
   int64_t null_count_ = 0;
   std::vector<uint8_t> validity_;  // bitmap, empty while nothing is null
+  // 32 bits: a batch stays far below 2 GiB (ArrowExportOptions::batch_bytes).
   std::vector<int32_t> offsets_;
+  // Values as they lie in memory; a bitmap for booleans; the bytes of all texts.
   std::vector<uint8_t> data_;
 };
 

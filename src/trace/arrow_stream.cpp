@@ -11,6 +11,8 @@ namespace assay {
 namespace {
 
 // Layer of "layers.N.…", or -1.
+// Site names are the sites layer's, which the trace layer may not include; this much of their grammar is in the
+// format's table ("layer").
 int32_t LayerOf(std::string_view site) {
   constexpr std::string_view kPrefix = "layers.";
   if (site.substr(0, kPrefix.size()) != kPrefix) return -1;
@@ -21,6 +23,7 @@ int32_t LayerOf(std::string_view site) {
   return i > kPrefix.size() && i < site.size() && site[i] == '.' ? static_cast<int32_t>(layer) : -1;
 }
 
+// A list column; its items are never null.
 ArrowColumn ListOf(const char* name, const char* item_format) {
   std::vector<ArrowColumn> item;
   item.emplace_back("item", item_format, false);
@@ -197,6 +200,7 @@ class EventTable {
   size_t next_ = 0;
 };
 
+// private_data of an exported stream.
 struct Stream {
   std::shared_ptr<const Trace> trace;
   ArrowExportOptions options;
@@ -204,6 +208,8 @@ struct Stream {
   size_t next_segment = 0;
   std::string error;
 
+  // Goes on at (next_event, next_segment): a batch may end inside an event, which is then decoded again for the next
+  // one.
   void FillBatch(ArrowArray* out) {
     EventTable table;
     const auto full = [&] {
@@ -225,6 +231,7 @@ struct Stream {
   }
 };
 
+// Exceptions must not cross the C interface.
 template <class F>
 int Guarded(ArrowArrayStream* self, F&& body) {
   auto* stream = static_cast<Stream*>(self->private_data);

@@ -14,6 +14,7 @@
 namespace assay {
 
 struct ArrowExportOptions {
+  // Batches bound the memory of a consumer that reads one at a time, whatever the trace's size.
   int64_t batch_rows = 16384;                 // at most so many rows a batch
   uint64_t batch_bytes = uint64_t{64} << 20;  // a batch ends with the row that reaches this size
 };

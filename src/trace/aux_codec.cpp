@@ -7,6 +7,7 @@
 namespace assay::codec {
 namespace {
 
+// Values one behind the other, little-endian as in memory; no padding between them.
 class Out {
  public:
   template <class T>
@@ -39,6 +40,7 @@ class In {
     }
     return *this;
   }
+  // The length is checked before anything is allocated.
   In& Text(std::string* out) {
     out->clear();
     uint32_t length = 0;
@@ -80,6 +82,8 @@ std::string EncodeProcess(const ProcessInfo& p) {
   return out.Take();
 }
 
+// In each pair below, the two functions name the fields in the order of the table in docs/trace-format.md, "Kinds". 4
+// and 8 are the bytes of an empty text and of two.
 bool DecodeProcess(std::span<const unsigned char> body, ProcessInfo* p) {
   In in(body);
   in.Value(&p->pid).Value(&p->rank).Value(&p->world_size).Value(&p->start_time_ns).Text(&p->host).Text(&p->cwd);

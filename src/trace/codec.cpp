@@ -14,9 +14,12 @@ using format::EventFixed;
 using format::PadTo8;
 using format::RecordHeader;
 
+// Axes that a format field could hold up to 255; nobody has more than a handful, and a bound keeps EventFixed::ndim
+// honest.
 constexpr size_t kMaxRank = 64;
 constexpr uint64_t kEventGroupsAt = sizeof(RecordHeader) + sizeof(EventFixed);
 
+// Row-major without gaps: such strides are left out. A product that overflows is nothing that a host can have.
 bool IsContiguous(const Event& event) {
   if (event.strides.size() != event.shape.size()) return false;
   int64_t expected = 1;
@@ -27,6 +30,7 @@ bool IsContiguous(const Event& event) {
   return true;
 }
 
+// Whether it says anything but "not sharded".
 bool HasShard(const Shard& s) { return s.index != 0 || s.count != 1 || s.col_offset != 0 || s.full_cols != 0; }
 
 uint16_t GroupsOf(const Event& event) {
@@ -46,6 +50,7 @@ uint64_t MetaBytes(const Metadata& meta) {
   return PadTo8(bytes);
 }
 
+// Of the segment table, padding included.
 uint64_t TableBytes(uint64_t n_segments) { return n_segments > 1 ? PadTo8(4 * (n_segments - 1)) : 0; }
 
 // Puts plain values one behind the other.
@@ -71,6 +76,7 @@ class Put {
 
 }  // namespace
 
+// Must add up exactly what EncodeEvent puts down: the space is reserved by it before a byte is written.
 Result<uint32_t> EventSize(const Event& event) {
   if (event.shape.size() > kMaxRank) return Status::Usage("event has more than 64 axes");
   const size_t n_strides = event.strides.size();
@@ -104,6 +110,7 @@ Result<uint32_t> EventSize(const Event& event) {
   return static_cast<uint32_t>(bytes);
 }
 
+// The fixed part comes last, when the place of the segment table is known.
 void EncodeEvent(const Event& event, unsigned char* record) {
   const uint16_t groups = GroupsOf(event);
   RecordHeader header{};
@@ -173,6 +180,8 @@ void PatchEvent(unsigned char* record, uint64_t sequence, uint64_t time_ns) {
   std::memcpy(fixed + offsetof(EventFixed, time_ns), &time_ns, 8);
 }
 
+// No sum overflows: `at` is held against segments_at after each part, and a 64-bit count is compared with what is
+// left divided by the size of one.
 bool CheckEvent(const unsigned char* record, uint32_t size_bytes) {
   if (size_bytes < kEventGroupsAt) return false;
   EventFixed fixed;
@@ -225,6 +234,7 @@ bool CheckEvent(const unsigned char* record, uint32_t size_bytes) {
   return true;
 }
 
+// Walks the groups as CheckEvent did. Not shared with DecodeEvent, which wants every field of them.
 std::string_view FindMeta(const unsigned char* record, std::string_view key) {
   EventFixed fixed;
   std::memcpy(&fixed, record + sizeof(RecordHeader), sizeof fixed);
@@ -314,6 +324,7 @@ Event DecodeEvent(const unsigned char* record) {
   return event;
 }
 
+// Skips tag (it changes when the record is committed) and the checksum itself.
 uint32_t RecordCrc(const unsigned char* record, uint32_t size_bytes) {
   return Crc32cExtend(Crc32c(&size_bytes, 4), record + 12, size_bytes - 12);
 }

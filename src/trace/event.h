@@ -13,6 +13,9 @@
 
 namespace assay {
 
+// What the engine was doing. The numbers are in the format and the ABI. kMixed: prefill and decode in one batch;
+// kWarmup, kDummy and kCapture are runs whose values nobody uses, so comparisons leave them out; kLoad: weights as
+// they were loaded.
 enum class Phase : uint8_t {
   kUnknown = 0,
   kPrefill = 1,
@@ -51,12 +54,15 @@ struct PayloadRef {
   std::vector<int64_t> rows;  // sampled rows of the tensor; empty: all of it
 };
 
+// Bits of Event::flags; unknown ones of a newer writer are kept and ignored.
 enum EventFlags : uint32_t {
   kEventBeforeInplace = 1u << 0,  // value taken before a later in-place write
   kEventInGraph = 1u << 1,        // recorded from inside a captured graph
   kEventAnomalyRing = 1u << 2,    // written out by the on-anomaly ring
 };
 
+// One observation of one tensor. At level names only identity, phase, flags and metadata are filled in; segments come
+// with level stats.
 struct Event {
   uint64_t sequence = 0;  // order of recording in one process
   uint64_t time_ns = 0;   // of the observation, CLOCK_REALTIME
@@ -72,10 +78,12 @@ struct Event {
   int64_t storage_offset = 0;    // elements
   uint64_t base_address = 0;     // identity of the storage, for aliasing; not content
   uint64_t stream = 0;           // stream or graph identity, 0 unknown
+  // Axes of token rows and of heads in shape, -1: none.
   int32_t row_axis = -1;
   int32_t head_axis = -1;
   Shard shard;
   Metadata meta;
+  // Runs of rows of one request, in order of rows; a tensor without a row axis is one segment of request 0.
   std::vector<Segment> segments;
   PayloadRef payload;
 };
@@ -95,6 +103,7 @@ struct ProcessInfo {
 // A request as seen by one process. Token ids are content: kept at level payload or with ASSAY_TOKENS=on only.
 struct RequestInfo {
   uint64_t key = 0;
+  // Length of the prompt, at every level.
   int64_t prompt_tokens = 0;
   int64_t ordinal = 0;    // among equal prompts of the run, from 0
   std::string engine_id;  // the engine's own id, may be empty
@@ -104,6 +113,7 @@ struct RequestInfo {
 struct CoverageNote {
   std::string site;    // or a pattern that was asked for
   std::string reason;  // "not found", "never fired", "skipped", "dropped", "absent on this path", "dummy"
+  // Of observations; 0 where the reason is about the site as a whole ("not found").
   uint64_t count = 0;
   std::string detail;  // nearest candidates, errno text …
 };

@@ -25,6 +25,7 @@ uint64_t EventView::offset() const { return static_cast<uint64_t>(record_ - layo
 uint64_t EventView::sequence() const { return Field<uint64_t>(record_, offsetof(EventFixed, sequence)); }
 uint64_t EventView::time_ns() const { return Field<uint64_t>(record_, offsetof(EventFixed, time_ns)); }
 uint32_t EventView::site() const { return Field<uint32_t>(record_, offsetof(EventFixed, site)); }
+// In range: IndexTraceFile gives every site id of an event an entry, real or "lost-site-ID".
 uint32_t EventView::global_site() const { return layout_->global_sites[site()]; }
 int32_t EventView::rank() const { return Field<int32_t>(record_, offsetof(EventFixed, rank)); }
 int64_t EventView::step() const { return Field<int64_t>(record_, offsetof(EventFixed, step)); }
@@ -35,6 +36,7 @@ DType EventView::compute_dtype() const {
 }
 uint32_t EventView::flags() const { return Field<uint32_t>(record_, offsetof(EventFixed, flags)); }
 
+// The first group behind the fixed part, when it is there.
 Shard EventView::shard() const {
   if ((Field<uint16_t>(record_, offsetof(EventFixed, groups)) & format::kGroupShard) == 0) return {};
   const uint16_t fixed_bytes = Field<uint16_t>(record_, offsetof(EventFixed, fixed_bytes));
@@ -96,6 +98,7 @@ void EventView::row_cell(int32_t i, int32_t row, RowCell* out) const {
                      out);
 }
 
+// Looking for equal rows reads millions of these and nothing else of the cells.
 uint64_t EventView::row_digest(int32_t i, int32_t row) const {
   const codec::SegmentParts parts = codec::PartsOf(codec::SegmentAt(record_, static_cast<uint32_t>(i)));
   uint64_t digest;

@@ -12,11 +12,13 @@ static_assert(std::endian::native == std::endian::little, "the trace format is l
 
 // 0x89 catches 7-bit channels, \r\n and \n line-ending translation, 0x1a stops DOS `type`.
 inline constexpr unsigned char kMagic[8] = {0x89, 'A', 'S', 'Y', '\r', '\n', 0x1a, '\n'};
+// See "Changing the format" in docs/trace-format.md for when which of these goes up.
 inline constexpr uint16_t kMajor = 1;
 inline constexpr uint16_t kMinor = 0;
 inline constexpr uint16_t kMinReaderMinor = 0;  // oldest reader minor that understands what this writer writes
 inline constexpr uint64_t kHeaderBytes = 4096;  // one page; records begin behind it
 inline constexpr uint64_t kAlign = 8;
+// Bounds what a reader checksums for one forged length.
 inline constexpr uint32_t kMaxRecordBytes = 64u << 20;
 inline constexpr char kFileSuffix[] = ".assay";
 
@@ -52,6 +54,7 @@ static_assert(sizeof(LiveArea) == 128);
 inline constexpr uint64_t kLiveOffset = 64;
 inline constexpr uint64_t kTailClosed = uint64_t{1} << 63;
 
+// Index into LiveArea::drops; the words of manifest.json stand in the same order.
 enum DropReason : uint8_t { kDropByteCap = 0, kDropDiskFull = 1, kDropPayloadBudget = 2, kDropInternal = 3 };
 
 // Every record: 16 bytes, then the body, then zero bytes up to a multiple of 8. Tag and size are one aligned 8-byte
@@ -65,9 +68,11 @@ struct RecordHeader {
   uint16_t reserved;
 };
 static_assert(sizeof(RecordHeader) == 16);
+// Two words that are unlikely in content: as floats both are about -1e-20.
 inline constexpr uint32_t kTagReserved = 0x9E56A55A;
 inline constexpr uint32_t kTagCommitted = 0x9E57A55A;
 
+// Never reused. A new kind is skipped by old readers, so it may only hold what they can do without.
 enum RecordKind : uint16_t {
   kKindProcess = 1,
   kKindSite = 2,
@@ -93,6 +98,7 @@ enum EventGroup : uint16_t {
   kGroupMeta = 1 << 5,           // n_meta x {u32 key bytes, u32 value bytes, key, value}, padded to 8
 };
 
+// At offset 16 of the record. Behind it the groups, then the segment table, then the segments.
 struct EventFixed {
   uint64_t sequence;
   uint64_t time_ns;
@@ -115,6 +121,7 @@ struct EventFixed {
 };
 static_assert(sizeof(EventFixed) == 64);
 
+// Shard of trace/event.h, field by field.
 struct ShardGroup {
   int32_t index;
   int32_t count;
@@ -123,6 +130,7 @@ struct ShardGroup {
 };
 static_assert(sizeof(ShardGroup) == 24);
 
+// PayloadRef of trace/event.h, its hash as bytes.
 struct PayloadGroup {
   unsigned char sha256[32];
   uint64_t size_bytes;
@@ -166,6 +174,7 @@ struct SegmentFixed {
 };
 static_assert(sizeof(SegmentFixed) == 128);
 
+// Counts that are zero in nearly every healthy segment: left out then, which saves 32 bytes an event.
 struct RareCounts {
   uint64_t nan;
   uint64_t pos_inf;
@@ -185,6 +194,7 @@ struct RowCellBytes {
 };
 static_assert(sizeof(RowCellBytes) == 40);
 
+// Over all rows of the segment.
 struct HeadCellBytes {
   double sum_sq;
   float sketch[16];  // times 2^exponent
@@ -194,6 +204,7 @@ struct HeadCellBytes {
 };
 static_assert(sizeof(HeadCellBytes) == 80);
 
+// n is at most 2^64 - 8; sizes here are bounded by kMaxRecordBytes long before.
 constexpr uint64_t PadTo8(uint64_t n) { return (n + 7) & ~uint64_t{7}; }
 
 }  // namespace assay::format

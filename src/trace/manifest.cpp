@@ -11,6 +11,8 @@
 namespace assay {
 namespace {
 
+// The members of one process; docs/trace-format.md, "Manifest", has their names. The caller opens and closes the
+// object.
 void WriteProcess(const TraceFileIndex& index, const std::string& file_name, JsonWriter* json) {
   const TraceProcess& process = index.process;
   const ProcessInfo& info = process.info;
@@ -56,6 +58,8 @@ void WriteProcess(const TraceFileIndex& index, const std::string& file_name, Jso
   json->EndArray();
 }
 
+// Inside single quotes a shell takes every byte as it is; a quote itself ends them, stands escaped, and begins new
+// ones.
 std::string SingleQuote(std::string_view word) {
   std::string quoted = "'";
   for (char c : word) {
@@ -88,6 +92,8 @@ std::string ShellCommand(const std::vector<std::string>& argv) {
   return line;
 }
 
+// Processes of one trace may all do this at once as they close: each writes what it finds and the last rename wins,
+// which may lack the very end of a process that closed at the same moment.
 Status RebuildManifest(const std::string& dir) {
   ASSAY_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListDir(dir));
   const std::string_view suffix = format::kFileSuffix;

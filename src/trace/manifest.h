@@ -16,6 +16,7 @@ Status RebuildManifest(const std::string& dir);
 
 // The word as a POSIX shell reads it back: unchanged when it is harmless, in single quotes otherwise.
 std::string ShellQuote(std::string_view word);
+// The words joined by spaces, each quoted where it must be; empty for no words.
 std::string ShellCommand(const std::vector<std::string>& argv);
 
 }  // namespace assay

@@ -5,6 +5,7 @@
 namespace assay {
 namespace {
 
+// By number of Phase.
 constexpr std::array<std::string_view, 8> kPhaseNames = {"unknown", "prefill", "decode",  "mixed",
                                                          "warmup",  "dummy",   "capture", "load"};
 

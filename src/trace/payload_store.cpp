@@ -12,6 +12,9 @@
 
 namespace assay {
 
+// A file of the right size under the name counts as the content: hashing it again would double the cost of every
+// repeated tensor, and a reader checks. Two writers of the same content at once write two temporaries; the second
+// rename replaces the first by the same bytes.
 Result<PayloadRef> StorePayload(const std::string& dir, const void* data, uint64_t size_bytes, uint64_t limit_bytes,
                                 uint64_t* written_bytes) {
   *written_bytes = 0;

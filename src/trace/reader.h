@@ -26,6 +26,7 @@ struct SegmentSummary {
   int64_t first_row = 0;
   bool padding = false;
   uint64_t count = 0;
+  // NaN and both infinities; they entered sum and sum_sq as 0.
   uint64_t nonfinite = 0;
   uint64_t nan = 0;
   uint64_t zero = 0;
@@ -40,9 +41,12 @@ struct SegmentSummary {
   int32_t n_head_cells = 0;
 };
 
+// Every accessor reads the mapped bytes at call time: nothing is cached, nothing allocated but where a container is
+// returned. Indexes are the caller's to keep in range: i < n_segments(), row < n_row_cells, head < n_head_cells.
 class EventView {
  public:
-  uint32_t file() const;    // index into Trace::processes()
+  uint32_t file() const;  // index into Trace::processes()
+  // Names the event in messages and to tools that read the file themselves.
   uint64_t offset() const;  // of the record in its file
   uint64_t sequence() const;
   uint64_t time_ns() const;
@@ -70,11 +74,14 @@ class EventView {
 
  private:
   friend class Trace;
+  // Shared by all views of a file (event_layout.h); keeps a view at two pointers.
   struct Layout;
   const Layout* layout_ = nullptr;
   const unsigned char* record_ = nullptr;
 };
 
+// A place where bytes of a file could not be used. Benign ones are what killed writers leave; the others mean that
+// something recorded is lost.
 struct Damage {
   std::string file;
   uint64_t offset = 0;
@@ -89,10 +96,12 @@ struct TraceProcess {
   std::vector<SiteInfo> sites;  // sites[id].id == id; a name whose record is lost is "lost-site-ID"
   std::vector<RequestInfo> requests;
   std::vector<CoverageNote> coverage;
+  // Events that the writer counted as dropped, all reasons together.
   uint64_t dropped = 0;
   bool closed = false;  // the writer reached Close()
 };
 
+// An opened trace. Reading is thread-safe; views and payload spans must not outlive it.
 class Trace {
  public:
   // path: a trace folder, or one .assay file. kBadInput: not a trace, no file in it, or a newer major version.
@@ -103,7 +112,9 @@ class Trace {
   ~Trace();
 
   const std::string& path() const;
+  // One for each readable file, ordered by rank, start time, file name.
   const std::vector<TraceProcess>& processes() const;
+  // Of all files, at most DamageList::kMaxListed + 1 a file.
   const std::vector<Damage>& damages() const;
   const std::vector<std::string>& site_names() const;  // distinct names over all files
   uint64_t event_count() const;

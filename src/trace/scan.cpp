@@ -10,6 +10,7 @@ namespace {
 
 using format::RecordHeader;
 
+// Tag (low half) and size of the record that begins here; the offset need not be aligned in memory.
 uint64_t WordAt(std::span<const unsigned char> bytes, uint64_t offset) {
   uint64_t word;
   std::memcpy(&word, bytes.data() + offset, 8);
@@ -28,6 +29,7 @@ void DamageList::Add(uint64_t offset, uint64_t size_bytes, std::string what, boo
   unlisted_benign_ = unlisted_benign_ && benign;
 }
 
+// Leaves the list empty.
 std::vector<Damage> DamageList::Take() {
   if (unlisted_ > 0) {
     const Damage& last = listed_.back();
@@ -81,6 +83,8 @@ uint64_t RecordScanner::Resync(uint64_t from) {
   return limit_;
 }
 
+// One pass: each step moves position_ on by at least 8. A record is only handed out with a matching checksum; whether
+// its body makes sense is for the codec to say.
 bool RecordScanner::Next(Record* out) {
   for (;;) {
     const uint64_t gap_begin = position_;

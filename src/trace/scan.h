@@ -43,6 +43,7 @@ class DamageList {
 class RecordScanner {
  public:
   // bytes: the whole file; records are looked for in [begin, limit). limit <= bytes.size().
+  // damages must outlive the scanner.
   RecordScanner(std::span<const unsigned char> bytes, uint64_t begin, uint64_t limit, DamageList* damages);
 
   // The next committed record with a good checksum; false at the end.
@@ -63,6 +64,7 @@ class RecordScanner {
 
   std::span<const unsigned char> bytes_;
   uint64_t limit_;
+  // Where the next record is looked for; a multiple of 8, at most limit_.
   uint64_t position_;
   uint64_t end_of_records_;
   bool torn_ = false;

@@ -13,9 +13,11 @@ namespace assay::codec {
 // Encoded size, a multiple of 8; 0 when a count does not fit its field or the row cells are not one a row.
 uint64_t SegmentSize(const Segment& segment);
 // Returns the first byte behind the segment.
+// REQUIRES: SegmentSize was not 0, and so many bytes at out.
 unsigned char* EncodeSegment(const Segment& segment, unsigned char* out);
 // Size of the segment at `at`; 0 unless it lies within the `available` bytes that follow.
 uint64_t CheckSegment(const unsigned char* at, uint64_t available);
+// REQUIRES: CheckSegment passed, here and below.
 void DecodeSegment(const unsigned char* at, Segment* out);
 
 // Where the parts of a checked segment lie.
@@ -34,6 +36,8 @@ void ReadHeadCell(const SegmentParts& parts, uint32_t head, HeadCell* out);
 uint64_t ReadHistogram(const SegmentParts& parts, std::vector<ExponentBin>* out);  // returns the number of samples
 
 // First byte of segment i of a checked event record.
+// The table lacks the first segment's offset, which follows the table: most events have one segment and then no
+// table.
 inline const unsigned char* SegmentAt(const unsigned char* record, uint32_t i) {
   format::EventFixed fixed;
   std::memcpy(&fixed, record + sizeof(format::RecordHeader), sizeof fixed);

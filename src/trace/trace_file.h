@@ -12,6 +12,7 @@
 
 namespace assay {
 
+// What opening a file yields, before files are joined to a Trace.
 struct TraceFileIndex {
   TraceProcess process;
   std::vector<Damage> damages;
@@ -33,6 +34,7 @@ Status IndexTraceFile(std::span<const unsigned char> bytes, const std::string& n
 Status ReadTraceFileSummary(std::span<const unsigned char> bytes, const std::string& name, TraceFileIndex* index);
 
 // True when the error of IndexTraceFile means "written by a newer major version" (the whole trace is then refused).
+// False for a header that is damaged: its version is then not to be believed.
 bool NeedsNewerReader(std::span<const unsigned char> bytes);
 
 }  // namespace assay

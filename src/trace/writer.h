@@ -26,6 +26,7 @@ struct TraceWriterOptions {
   int (*reserve_hook)(uint64_t offset, uint64_t size_bytes) = nullptr;  // tests: an errno to fail a growth with, or 0
 };
 
+// Observations lost, by reason; the same numbers stand in the file's live area.
 struct DropCounts {
   uint64_t byte_cap = 0;
   uint64_t disk_full = 0;
@@ -36,6 +37,8 @@ struct DropCounts {
 
 class TraceWriter {
  public:
+  // process: pid and start time are filled in when 0. kUsage: no folder named. kEnvironment: the folder or the file
+  // cannot be made.
   static Result<std::unique_ptr<TraceWriter>> Open(const TraceWriterOptions& options, const ProcessInfo& process);
   ~TraceWriter();  // closes
 
@@ -44,12 +47,14 @@ class TraceWriter {
   // event.sequence is set here, event.time_ns too when it is 0. A dropped event is counted and still returns an error
   // Status (kEnvironment); recording stays usable. Never throws.
   Status Write(const Event& event);
+  // These are few and may use 64 MiB behind the byte cap, so that a trace that is full still says what it holds.
   Status WriteRequest(const RequestInfo& request);
   Status WriteCoverage(const CoverageNote& note);
   Status WriteProcessMeta(const std::string& key, const std::string& value);  // later wins
   // Stores content under its SHA-256 unless it is there already; counts against payload_budget.
   Result<PayloadRef> WritePayload(const void* data, uint64_t size_bytes);
 
+  // Of the file of this process: a forked child counts from 0.
   DropCounts drops() const;
   const std::string& path() const;  // of the process's file
   const std::string& dir() const;   // of the trace, with % expanded
