@@ -147,7 +147,7 @@ typedef struct assay_options {
 
 typedef struct assay_site_info {
   uint64_t struct_size;
-  const char* name;        /* canonical, "layers.3.attn.q" (docs/sites.md), or the engine's own */
+  const char* name;        /* canonical, "layers.3.attn.q" (`assay sites`), or the engine's own */
   const char* engine_name; /* NULL: none */
   const char* axes;        /* "T H d": T the row axis, H the head axis; NULL: the canonical name's own */
 } assay_site_info;

@@ -26,6 +26,7 @@ int64_t Tensor::dim(int i) const {
   return at < 0 || at >= static_cast<int64_t>(shape.size()) ? 1 : shape[static_cast<size_t>(at)];
 }
 
+// 1 for rows that are scalars.
 int64_t RequestRows::row_size() const {
   int64_t n = 1;
   for (const int64_t extent : row_shape) n *= extent;
@@ -39,6 +40,7 @@ std::span<const double> RequestRows::at(int64_t position) const {
   return std::span<const double>(values).subspan(static_cast<size_t>(found - positions.begin()) * size, size);
 }
 
+// A row that two segments name is the later one's.
 std::vector<RowId> RowIdsOf(const Event& event) {
   if (event.row_axis < 0 || static_cast<size_t>(event.row_axis) >= event.shape.size()) return {};
   const int64_t n = event.shape[static_cast<size_t>(event.row_axis)];
@@ -53,6 +55,7 @@ std::vector<RowId> RowIdsOf(const Event& event) {
   return rows;
 }
 
+// Site names are parsed once; events are sorted only where files were read in another order than they ran.
 Capture::Index::Index(const Trace& trace) {
   const std::vector<std::string>& names = trace.site_names();
   sites.reserve(names.size());
@@ -93,6 +96,7 @@ bool Capture::Index::Earlier(const Trace& trace, EventId a, EventId b) const {
   return x != y ? x < y : a < b;
 }
 
+// Most checks ask step by step; without this, each question would walk all events of the site.
 std::span<const EventId> Capture::Index::OfStep(const Trace& trace, uint32_t site, int64_t step) const {
   std::vector<EventId>& list = by_step[site];
   const auto less = [&](EventId a, EventId b) { return trace.event(a).step() < trace.event(b).step(); };
@@ -179,6 +183,7 @@ std::vector<EventId> Capture::Find(std::string_view name, const EventFilter& fil
   return out;
 }
 
+// Row and head cells are dropped: no check on one trace reads them, and they are most of an event's memory.
 std::shared_ptr<const EventInfo> Capture::Info(EventId id) const {
   if (auto* kept = index_->infos.Find(id)) return *kept;
   auto info = std::make_shared<EventInfo>();
@@ -201,6 +206,7 @@ std::shared_ptr<const EventInfo> Capture::Info(EventId id) const {
   return info;
 }
 
+// Events of one repeat belong together whatever their order; otherwise the last before the result wins.
 std::optional<EventId> Capture::Operand(const EventInfo& result, std::string_view name) const {
   const auto site = index_->site_of.find(name);
   if (site == index_->site_of.end()) return std::nullopt;

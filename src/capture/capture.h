@@ -160,7 +160,9 @@ class Capture {
   std::vector<uint64_t> RequestKeys() const;             // announced, ascending
   static std::string RecordHint(std::string_view name);  // "record NAME with ASSAY_LEVEL=payload"
 
+  // 2 GiB as doubles: a larger payload is refused, not truncated.
   static constexpr uint64_t kMaxTensorElements = uint64_t{1} << 28;
+  // Of decoded tensors; a check reads the same operands for every row of a step.
   static constexpr uint64_t kCacheBytes = uint64_t{256} << 20;
 
  private:

@@ -8,6 +8,7 @@
 namespace assay {
 namespace {
 
+// Looked up in this order: the event, the process, the fallback.
 struct KeyDefault {
   std::string_view key;
   std::string_view model;     // key of the process that stands behind it, or empty
@@ -69,6 +70,7 @@ std::optional<std::string> Translated(std::string_view key, const std::optional<
   return std::nullopt;
 }
 
+// The last one of a key wins, as in the trace.
 const std::string* FindKey(const Metadata& meta, std::string_view key) {
   const std::string* value = nullptr;
   for (const auto& entry : meta) {
@@ -89,6 +91,7 @@ std::optional<std::string> Capture::ProcessText(const EventInfo& event, std::str
   return value == nullptr ? std::nullopt : std::optional<std::string>(*value);
 }
 
+// Keys with a rule of their own come before the table.
 std::optional<std::string> Capture::Text(const EventInfo& event, std::string_view key) const {
   if (auto own = OwnText(event, key)) return own;
   if (key == "rope.pairing") {

@@ -12,8 +12,10 @@
 namespace assay::cli {
 namespace {
 
+// What the handler passes signals on to, 0: nobody. The program runs one child at a time.
 volatile sig_atomic_t child_pid = 0;
 
+// Async-signal-safe: kill() and errno alone.
 void PassOn(int number) {
   const int saved = errno;
   if (child_pid > 0) ::kill(child_pid, number);
@@ -21,6 +23,8 @@ void PassOn(int number) {
 }
 
 // Signal dispositions while a child runs; restored at the end of the scope.
+// A terminal sends SIGINT and SIGQUIT to the whole group: the child decides, we wait. SIGTERM and SIGHUP reach us
+// alone.
 class ForegroundSignals {
  public:
   ForegroundSignals() {
@@ -52,6 +56,8 @@ int ChildResult::shell_code() const {
   return signal != 0 ? 128 + signal : exit_code;
 }
 
+// Between fork and exec the child calls setenv, which is not async-signal-safe; this program has no other threads
+// then.
 Result<ChildResult> RunChild(const std::vector<std::string>& argv,
                              const std::vector<std::pair<std::string, std::string>>& environment) {
   std::vector<char*> arguments;

@@ -14,6 +14,7 @@ struct ChildResult {
   int start_errno = 0;  // why it could not be started
   int exit_code = 0;    // of the command, when it ended by itself
   int signal = 0;       // that ended it, or 0
+  // Its traces carry it in their names.
   int64_t pid = 0;
 
   // As shells have it: the command's own, 128 + signal, 127 not found, 126 not executable.

@@ -34,6 +34,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Defaults are the story of the README.
 struct DemoOptions {
   std::string model;  // empty: looked for
   std::string prompt = "And God said unto Moses";
@@ -81,6 +82,7 @@ Result<std::string> FindModel(const std::string& asked) {
   return Status::Usage(fmt::format("{} is neither near the program nor here; name it with --model", kModel));
 }
 
+// The model that both runs use.
 struct Subject {
   std::string path;
   std::shared_ptr<const Checkpoint> checkpoint;
@@ -88,6 +90,7 @@ struct Subject {
   std::unique_ptr<Tokenizer> tokenizer;
 };
 
+// asked: as --model was given; empty for the shipped model.
 Result<Subject> LoadSubject(const std::string& asked) {
   Subject subject;
   ASSAY_ASSIGN_OR_RETURN(subject.path, FindModel(asked));
@@ -100,6 +103,7 @@ Result<Subject> LoadSubject(const std::string& asked) {
   return subject;
 }
 
+// One run and what it left: text and trace.
 struct DemoRun {
   std::string label;  // "absorbed, paged path"
   std::string text;   // generated, without the prompt
@@ -109,6 +113,7 @@ struct DemoRun {
 };
 
 // Generates from the prompt and records every site into `dir`.
+// The recorder closes before the trace is opened: what is compared is what a user would have on disk.
 Result<DemoRun> Generate(const Subject& subject, const DemoOptions& demo, AttentionPath path, const std::string& fault,
                          const std::string& dir) {
   const auto start = std::chrono::steady_clock::now();
@@ -147,6 +152,7 @@ struct Planted {
   std::string what;
 };
 
+// Asks the engine's own plan where the fault will be, so that "found" is held against it.
 Result<Planted> Plan(const DemoOptions& demo, const ModelConfig& config) {
   Planted planted;
   planted.argument = demo.fault;
@@ -181,6 +187,7 @@ struct Demo {
   bool found() const { return !diff.findings.empty() && diff.findings[0].name == planted.first_bad; }
 };
 
+// Both runs get what the fault needs (none:NAME), so that they differ by the fault alone.
 Result<Demo> Play(const DemoOptions& options) {
   Demo demo;
   demo.options = options;
@@ -201,6 +208,7 @@ Result<Demo> Play(const DemoOptions& options) {
   return demo;
 }
 
+// What the story's team saw: figures that are all in order.
 std::string PatchText(const Demo& demo) {
   if (!demo.healthy_patch.ok() || !demo.faulty_patch.ok()) {
     const Status& status = demo.healthy_patch.ok() ? demo.faulty_patch.status() : demo.healthy_patch.status();
@@ -249,6 +257,7 @@ std::string ToText(const Demo& demo) {
   return text;
 }
 
+// {"absent": why} where a run has no such tensors.
 Json ToJson(const Result<HandPatch>& patch) {
   if (!patch.ok()) return {{"absent", patch.status().message()}};
   Json figures = Json::array();
@@ -266,6 +275,7 @@ Json ToJson(const Result<HandPatch>& patch) {
           {"figures", figures}};
 }
 
+// assay.demo/1 of docs/json.md.
 Json ToJson(const Demo& demo) {
   const auto run = [](const DemoRun& r, const Result<HandPatch>& patch) {
     return Json{{"label", r.label}, {"text", r.text}, {"seconds", r.seconds}, {"hand_patch", ToJson(patch)}};
@@ -282,6 +292,7 @@ Json ToJson(const Demo& demo) {
           {"diff", DiffJson(demo.diff, demo.healthy.dir, demo.faulty.dir)}};
 }
 
+// Exits 1 when the diff did not find the fault: the demo is a test of itself.
 int RunDemo(const DemoOptions& options) {
   const Result<Demo> demo = Play(options);
   if (!demo.ok()) return Fail("demo", demo.status());

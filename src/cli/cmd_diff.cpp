@@ -19,6 +19,7 @@ struct Options {
   bool json = false, all = false;
 };
 
+// `same` of a damaged trace is not 0: what was lost may differ.
 int RunDiff(const Options& options) {
   auto a = Trace::Open(options.a);
   if (!a.ok()) return Fail("diff", a.status());

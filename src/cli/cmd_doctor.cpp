@@ -23,6 +23,7 @@ namespace {
 // The writer reserves this much at a time (trace/writer.h, reserve_step); with less a trace cannot begin.
 constexpr uint64_t kMinFreeBytes = uint64_t{64} << 20;
 
+// One thing that assay needs; anything else is a fact of the report.
 struct Check {
   std::string name;
   bool ok = true;
@@ -30,6 +31,7 @@ struct Check {
   std::string advice;  // what to do; empty when ok
 };
 
+// Facts and checks of one look at the machine.
 struct Report {
   CpuFacts cpu;
   CudaFacts cuda;
@@ -62,6 +64,7 @@ Check CheckForcedIsa(const Report& report) {
   return check;
 }
 
+// Some BLAS builds are wrong on processors newer than they are.
 Check CheckBlas(const std::string& description) {
   Check check{"gemm", true, description + ", self-check passed", ""};
   const Status status = CheckGemm();
@@ -73,6 +76,7 @@ Check CheckBlas(const std::string& description) {
   return check;
 }
 
+// Unset is fine: assay is off unless asked for.
 Check CheckSettings(const Result<Settings>& settings) {
   if (settings.ok()) {
     return {"settings", true, settings->on() ? "ASSAY=" + settings->profile : "ASSAY is not set: recording is off", ""};
@@ -80,6 +84,7 @@ Check CheckSettings(const Result<Settings>& settings) {
   return {"settings", false, settings.status().message(), "correct the variable, see docs/settings.md"};
 }
 
+// Of the folder that the settings name, or the nearest one above it that exists.
 Check CheckTraceFolder(const FolderFacts& folder) {
   Check check{"trace folder", true, fmt::format("{} is writable, {} MiB free", folder.path, folder.free_bytes >> 20),
               ""};
@@ -92,6 +97,7 @@ Check CheckTraceFolder(const FolderFacts& folder) {
   return check;
 }
 
+// Everything is looked at once; both writers print the same facts.
 Report Examine() {
   Report report;
   report.cpu = ReadCpuFacts();
@@ -109,6 +115,7 @@ Report Examine() {
   return report;
 }
 
+// assay.doctor/1 of docs/json.md.
 Json ToJson(const Report& report) {
   Json isa_usable = Json::array(), engines = Json::array(), checks = Json::array();
   for (const Isa isa : report.isa_usable) isa_usable.push_back(NameOf(isa));

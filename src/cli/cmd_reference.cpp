@@ -30,7 +30,7 @@
 namespace assay::cli {
 namespace {
 
-// As given; Choose turns them into the engine's options.
+// As given; Choose turns them into the engine's options. Empty text: not given.
 struct Arguments {
   std::string model, path = "materialised", dtype = "f32", kv_dtype = "auto", layers, like, trace, level, input;
   std::vector<std::string> prompts, tokens, overrides, include;
@@ -161,6 +161,7 @@ Status CheckPositions(const ModelConfig& config, const std::vector<PromptInput>&
   return {};
 }
 
+// assay.reference/1 of docs/json.md. Prompt and text are the user's own content, as on the plain output.
 Json ToJson(const Engine& engine, const std::vector<PromptInput>& prompts, const std::vector<Generation>& made,
             const Tokenizer* tokenizer, const std::string& trace) {
   Json out;
@@ -264,6 +265,7 @@ Status Reference(const Arguments& a) {
   ASSAY_ASSIGN_OR_RETURN(std::shared_ptr<const WeightSource> source, WeightSource::Open(a.model));
   ASSAY_ASSIGN_OR_RETURN(const ModelConfig config, ConfigOf(*source, a));
   std::unique_ptr<Tokenizer> tokenizer;
+  // A checkpoint without a tokenizer still runs by ids; the error is kept for the prompt that would have needed it.
   auto loaded = Tokenizer::Load(a.model);
   if (loaded.ok()) tokenizer = std::move(loaded).value();
   ASSAY_ASSIGN_OR_RETURN(const std::vector<PromptInput> prompts, Prompts(a, tokenizer.get(), loaded.status()));
@@ -291,6 +293,7 @@ Status Reference(const Arguments& a) {
     }
   }
   auto made = engine->Generate(prompts, recorder.get());
+  // A full disk costs events and not the run: text first, then exit 4.
   Status lost_to_disk;
   if (recorder) {
     const Status closed = recorder->Close();

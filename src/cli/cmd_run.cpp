@@ -45,6 +45,7 @@ std::string OptionName(std::string_view variable) {
 }
 
 // Folders that the pattern names once the processes have put their rank, pid and host in.
+// Escapes (%r, %p, %h of probe/settings.h) become *: their values in the command's processes are not known here.
 std::vector<std::string> FoldersOf(const std::string& dir) {
   std::string pattern;
   for (size_t i = 0; i < dir.size(); ++i) {
@@ -74,12 +75,14 @@ struct ProcessSummary {
   std::vector<CoverageNote> coverage;
 };
 
+// What the report is made of; both writers, text and JSON, print this and read nothing else.
 struct RunReport {
   ChildResult child;
   std::vector<std::string> folders;
   std::vector<ProcessSummary> processes;
   std::vector<std::string> problems;  // traces that could not be read, damage
 
+  // Over all processes of this run.
   uint64_t Total(uint64_t ProcessSummary::*field) const {
     uint64_t sum = 0;
     for (const ProcessSummary& p : processes) sum += p.*field;
@@ -95,6 +98,7 @@ struct RunReport {
     }
     return false;
   }
+  // Coverage notes with this reason that count against the run.
   uint64_t Notes(std::string_view reason) const {
     uint64_t n = 0;
     for (const ProcessSummary& p : processes) {
@@ -113,6 +117,7 @@ void ReadTraces(const std::string& dir, const std::set<std::string>& before, Run
       continue;
     }
     const size_t first = report->processes.size();
+    // Place of each file of the trace in report->processes; SIZE_MAX for older recordings.
     std::vector<size_t> index;
     for (const TraceProcess& process : (*trace)->processes()) {
       if (before.count(process.file)) {
@@ -147,6 +152,7 @@ std::set<std::string> FilesBefore(const std::string& dir) {
   return files;
 }
 
+// to_stderr: the sink was stderr, so there is no trace to tell of.
 std::string ToText(const RunReport& report, const RunOptions& options, bool to_stderr) {
   std::string text;
   const auto line = [&](const std::string& s) { text += "assay run: " + s + "\n"; };
@@ -186,6 +192,7 @@ std::string ToText(const RunReport& report, const RunOptions& options, bool to_s
   return text;
 }
 
+// assay.run/1 of docs/json.md.
 Json ToJson(const RunReport& report, const RunOptions& options, int exit_code) {
   Json processes = Json::array();
   for (const ProcessSummary& p : report.processes) {
@@ -241,6 +248,7 @@ Result<int> Run(const RunOptions& options) {
   if (!to_stderr) ReadTraces(settings.dir, before, &report);
 
   int exit_code = report.child.shell_code();
+  // What --strict does not let pass: a pattern without a match, something dropped, or nothing recorded at all.
   const bool lacking = report.Notes("not found") != 0 || report.Total(&ProcessSummary::dropped) != 0 ||
                        report.Notes("dropped") != 0 || (!to_stderr && report.Total(&ProcessSummary::events) == 0);
   if (settings.strict && exit_code == 0 && lacking) exit_code = kExitDifference;

@@ -37,6 +37,7 @@ std::string NearestSite(const Trace& trace, const std::vector<std::string>& glob
   return {};
 }
 
+// Prints what passes the filters, then judges: nothing passing is usage, damage is bad input.
 int RunShow(Options options) {
   auto trace = Trace::Open(options.path);
   if (!trace.ok()) return Fail("show", trace.status());

@@ -47,6 +47,7 @@ Figure Latent(const std::string& name, const Figure& latent, const Figure* k_pe)
   return figure;
 }
 
+// From the checkpoint, as the patch read it from the module.
 Result<Figure> KvBProj(const Checkpoint& checkpoint, int32_t layer) {
   const std::string stem = fmt::format("model.layers.{}.self_attn.kv_b_proj.weight", layer);
   const CheckpointTensor* weight = checkpoint.find(stem);
@@ -83,6 +84,7 @@ bool HasContext(const Trace& trace, const std::string& site, int64_t step) {
   return false;
 }
 
+// Of the step's first event.
 std::string PhaseOf(const Trace& trace, int64_t step) {
   for (uint64_t i = 0; i < trace.event_count(); ++i) {
     if (trace.event(i).step() == step) return std::string(NameOf(trace.event(i).phase()));

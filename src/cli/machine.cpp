@@ -22,6 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Empty where /proc/cpuinfo does not say.
 std::string CpuModel() {
   std::ifstream in("/proc/cpuinfo");
   std::string line;
@@ -35,11 +36,13 @@ std::string CpuModel() {
   return {};
 }
 
+// 0: not known, as sysconf says -1 for that.
 uint64_t SysconfOrZero(int name) {
   const long value = sysconf(name);
   return value > 0 ? static_cast<uint64_t>(value) : 0;
 }
 
+// Empty parts are left out: they would mean the current folder.
 std::vector<std::string> SplitPath(const char* variable) {
   std::vector<std::string> parts;
   const char* value = std::getenv(variable);
@@ -81,6 +84,7 @@ std::vector<EngineFact> PythonEngines() {
 
 }  // namespace
 
+// Usable cores come from the affinity mask: in a container or under taskset they are fewer than those online.
 CpuFacts ReadCpuFacts() {
   CpuFacts facts;
   facts.model = CpuModel();
@@ -100,6 +104,7 @@ CpuFacts ReadCpuFacts() {
   return facts;
 }
 
+// Through the driver and without the runtime: nothing of CUDA is linked or installed for this.
 CudaFacts ReadCudaFacts() {
   CudaFacts facts;
   void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -134,6 +139,7 @@ CudaFacts ReadCudaFacts() {
   return facts;
 }
 
+// Only by what lies on the disk: nothing found is run, but for python3, which is asked for its packages.
 std::vector<EngineFact> FindEngines() {
   std::vector<EngineFact> found = PythonEngines();
   for (const char* program : {"llama-cli", "llama-server", "llama-completion"}) {
@@ -157,6 +163,7 @@ std::vector<EngineFact> FindEngines() {
   return found;
 }
 
+// The trace folder itself may not exist yet; whether it can be made is asked of the nearest one that does.
 FolderFacts CheckFolder(const std::string& trace_dir) {
   FolderFacts facts;
   std::error_code error;

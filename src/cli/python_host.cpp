@@ -9,6 +9,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Holds nothing but sitecustomize.py, so that nothing else of the package gets in front of the host's own modules.
 constexpr const char* kHook = "attach/site_hook";  // in the package
 constexpr const char* kLibrary = "libassay.so";
 
@@ -17,6 +18,7 @@ std::string Variable(const char* name) {
   return value == nullptr ? "" : value;
 }
 
+// By the hook, which older packages lack.
 bool IsPackage(const fs::path& folder) {
   std::error_code error;
   return fs::exists(folder / kHook / "sitecustomize.py", error);
@@ -51,6 +53,7 @@ fs::path FindPackage(const fs::path& program_dir, const std::string& python_path
 
 }  // namespace
 
+// ASSAY_LIBRARY is left alone when the user has set it.
 std::vector<std::pair<std::string, std::string>> PythonEnvironment() {
   std::error_code error;
   const fs::path program_dir = fs::read_symlink("/proc/self/exe", error).parent_path();

@@ -12,6 +12,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Empty counts as unset, as in the settings.
 bool Unset(const char* variable) {
   const char* value = std::getenv(variable);
   return value == nullptr || *value == '\0';
@@ -47,6 +48,7 @@ Result<Settings> SettingsForCommand(const std::map<std::string, std::string>& kn
   return settings;
 }
 
+// All settings are written out, so that the child does not depend on how its environment was put together.
 Result<ChildResult> RunRecorded(const Settings& settings, const std::vector<std::string>& command) {
   std::vector<std::pair<std::string, std::string>> environment = FormatSettings(settings);
   for (auto& variable : PythonEnvironment()) environment.push_back(std::move(variable));

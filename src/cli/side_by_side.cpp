@@ -38,12 +38,14 @@ std::vector<std::string> Characters(std::string_view text) {
   return characters;
 }
 
+// characters: columns on the screen, where bytes are more.
 struct Line {
   std::string text;
   int characters = 0;
 };
 
 // Breaks at the last space that fits, or inside a word longer than the line.
+// width: at least 1.
 std::vector<Line> Wrap(std::string_view text, int width) {
   const std::vector<std::string> characters = Characters(text);
   const auto size = static_cast<int>(characters.size());

@@ -18,6 +18,8 @@ double ChiSquareTail(double x, int k) {
 }
 
 // One character class at pattern[*i] == '['; moves *i behind it. An unclosed class matches nothing.
+// A class that is not closed matches nothing, where the recorder's filters take it as text: tolerances are typed by
+// hand, and CheckPatterns then says so.
 bool ClassMatches(std::string_view pattern, size_t* i, char c) {
   size_t j = *i + 1;
   const bool negated = j < pattern.size() && pattern[j] == '!';
@@ -38,6 +40,7 @@ bool ClassMatches(std::string_view pattern, size_t* i, char c) {
 
 }  // namespace
 
+// Doubling finds an upper end, 60 halvings the root to the last bit of a double.
 double SpreadAbove(int buckets, double p) {
   buckets = std::min(buckets, 512);  // larger sums overflow; the factor of fewer buckets is an upper bound
   double low = buckets, high = buckets;
@@ -49,6 +52,8 @@ double SpreadAbove(int buckets, double p) {
   return std::sqrt(high / buckets);
 }
 
+// Gains are what a relative difference of the inputs may grow by where the inputs' differences are spread as rounding
+// is; docs/diff.md has the measurements behind them.
 OpModel ModelOf(SiteOp op) {
   switch (op) {
     case SiteOp::kSource:
@@ -85,6 +90,7 @@ double AttentionCondition(double query, double key) {
   return std::max(1.0, std::hypot(1.0, query * key) / std::sqrt(2.0));
 }
 
+// A bf16 value stored in f32 has bf16's error.
 double RoundoffOf(DType dtype, DType compute_dtype) {
   return std::max(UnitRoundoff(dtype), UnitRoundoff(compute_dtype));
 }
@@ -102,6 +108,7 @@ double PairChange(double l2, int64_t cols, int terms, double p) {
   return std::sqrt(2.0 * terms) * l2 * std::min(1.0, z / std::sqrt(n));
 }
 
+// rfind: a pattern may hold a colon, a number may not.
 Result<Tolerance> Tolerance::Parse(std::string_view text) {
   Tolerance out;
   size_t begin = 0;
@@ -126,6 +133,7 @@ Result<Tolerance> Tolerance::Parse(std::string_view text) {
   return out;
 }
 
+// Later entries win.
 double Tolerance::of(std::string_view site) const {
   for (size_t i = entries_.size(); i > 0; --i) {
     if (GlobMatches(entries_[i - 1].pattern, site)) return entries_[i - 1].value;

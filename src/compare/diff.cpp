@@ -16,6 +16,7 @@ namespace {
 constexpr size_t kMaxNames = 10000;  // of sites that one side lacks
 constexpr uint64_t kMaxDamages = 8;  // a side, named in the notes
 
+// Two sides, so more than two threads change nothing.
 int ThreadsOf(const DiffOptions& options) {
   if (options.threads > 0) return options.threads;
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
@@ -38,6 +39,7 @@ Result<std::map<std::string, double>> MeasureFloor(const Trace& a, const DiffOpt
   return floor;
 }
 
+// Sites by name, whether their events could be used or not.
 void CountSites(const JointIndex& index, Coverage* coverage) {
   for (const JointSite& site : index.sites) {
     coverage->sites_a += site.recorded[kA];
@@ -112,6 +114,7 @@ void NoteLosses(const Trace& trace, const char* side, Coverage* coverage) {
   }
 }
 
+// Rounded down: 100 % means all.
 std::string Percent(uint64_t part, uint64_t whole) {
   return std::to_string(whole == 0 ? 0 : part * 100 / whole) + " %";
 }
@@ -152,6 +155,7 @@ std::string NameOf(Verdict verdict) {
   return "incomparable";
 }
 
+// Tolerances are parsed before anything is read: a slip in them must not cost a minute.
 Result<DiffResult> Diff(const Trace& a, const Trace& b, const DiffOptions& options) {
   JudgeOptions judge;
   ASSAY_ASSIGN_OR_RETURN(judge.tolerance, Tolerance::Parse(options.tolerance));

@@ -13,20 +13,24 @@
 
 namespace assay {
 
+// kSame: equal bits in all that was compared. kIncomparable: no row that both have was judged.
 enum class Verdict : uint8_t { kSame, kNoise, kFault, kIncomparable };
 std::string NameOf(Verdict verdict);
 
+// What the verdict rests on, and what it does not. Counts are of sites (by name) and of rows at a site.
 struct Coverage {
   uint64_t sites_a = 0, sites_b = 0, sites_common = 0, sites_compared = 0;
   uint64_t rows_compared = 0, rows_only_a = 0, rows_only_b = 0;
   uint64_t rows_set_aside = 0;              // depend on a near tie or lie behind a differing token
   std::vector<std::string> only_a, only_b;  // site names
+  // Sentences for people, about what was left out and why.
   std::vector<std::string> notes;
   // Bytes of a trace that cannot be read, beyond what a killed host leaves behind: what is recorded there is not in
   // the comparison, so that `same` and `noise` hold for the rest alone.
   bool damaged = false;
 };
 
+// A choice that went the other way by a gap that rounding may close: rows that depend on it are set aside.
 struct NearTie {
   std::string name;
   uint64_t request = 0;
@@ -75,6 +79,8 @@ struct DiffResult {
   std::string summary;
 };
 
+// kUsage: the tolerance. kBadInput: the floor trace, or more rows than can be numbered. The traces must outlive the
+// call only.
 Result<DiffResult> Diff(const Trace& a, const Trace& b, const DiffOptions& options);
 
 }  // namespace assay

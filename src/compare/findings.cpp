@@ -20,6 +20,7 @@ std::string Number(double x) {
   return buffer;
 }
 
+// The first line of a finding's evidence.
 const char* Why(RootReason reason) {
   switch (reason) {
     case RootReason::kBound:
@@ -38,6 +39,7 @@ const char* Why(RootReason reason) {
   return "";
 }
 
+// One finding from one site's outcome.
 class Maker {
  public:
   Maker(const JointIndex& index, const SiteGraph& graph, const SiteOutcome& outcome)
@@ -76,6 +78,7 @@ class Maker {
   }
 
  private:
+  // Figures from payloads replace what sketches could only estimate.
   void AddPayload() {
     const PayloadDifference& p = outcome_.comparison.payload;
     if (p.elements == 0) return;
@@ -278,6 +281,7 @@ class Maker {
     return norm > 0 && std::sqrt(diff / norm) > std::max(outcome_.bound, 1e-6);
   }
 
+  // request_rows_ is sorted by position.
   bool IsWrong(int32_t position) const {
     const auto it = std::lower_bound(request_rows_.begin(), request_rows_.end(), position,
                                      [this](uint32_t row, int32_t p) { return PositionOf(row) < p; });

@@ -11,6 +11,7 @@
 
 namespace assay {
 
+// Only the first few findings are explained: what comes behind them is mostly their consequence, over other rows.
 std::vector<FirstBad> MakeFindings(const JointIndex& index, const SiteGraph& graph, const Judgement& judgement);
 
 }  // namespace assay

@@ -11,11 +11,13 @@
 namespace assay {
 namespace {
 
+// No number: event counts below it are checked first.
 constexpr uint32_t kNone = ~uint32_t{0};
 // Segments are cut at multiples of 64 rows by default; more rows without a row grid than this is a forged size.
 constexpr int64_t kMaxRowsWithoutGrid = 1 << 16;
 constexpr uint64_t kMaxRows = uint64_t{1} << 31;
 
+// Counted for the notes.
 struct LeftOut {
   uint64_t warmup = 0, padding = 0, empty = 0, out_of_range = 0;
 };
@@ -24,6 +26,7 @@ struct LeftOut {
 bool IsOwnAffair(std::string_view name) { return name == "slot_mapping" || name == "block_table"; }
 bool IsRealPhase(Phase phase) { return phase != Phase::kWarmup && phase != Phase::kDummy && phase != Phase::kCapture; }
 
+// Sorted so, the pieces of a site lie together, and in them those of a request, ascending.
 auto OrderOf(const Piece& p) { return std::tie(p.site, p.request, p.position, p.event, p.segment); }
 
 // Tensors without token rows are what others are computed from (weights, scales): before their layer.
@@ -49,6 +52,7 @@ int64_t CausalOrder(const JointSite& site) {
   return ExecutionOrder(site.parsed);
 }
 
+// Both sides are read at once, each by its own thread; only numbering is common.
 class Builder {
  public:
   Builder(const Trace& a, const Trace& b, int threads) : threads_(threads) {
@@ -91,6 +95,7 @@ class Builder {
     other.join();
   }
 
+  // Common numbers by name, in order of first sight; RenumberSites puts them in causal order.
   void NumberSites() {
     std::unordered_map<std::string_view, uint32_t> numbers;
     for (int side : {kA, kB}) {
@@ -107,6 +112,7 @@ class Builder {
     }
   }
 
+  // Announced requests alone; those that only events name are numbered after the scan.
   void NumberRequests() {
     for (int side : {kA, kB}) {
       for (const TraceProcess& process : index_.trace[side]->processes()) {
@@ -228,6 +234,7 @@ class Builder {
     });
   }
 
+  // Ties of causal order (foreign sites) are broken by order of recording.
   void RenumberSites() {
     const auto n = static_cast<uint32_t>(index_.sites.size());
     for (uint32_t i = 0; i < n; ++i) {
@@ -259,6 +266,7 @@ class Builder {
     });
   }
 
+  // Also finds each site's stretch of pieces.
   void Sort(int side) {
     std::vector<Piece>& pieces = index_.pieces[side];
     std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) { return OrderOf(a) < OrderOf(b); });
@@ -335,9 +343,11 @@ class Builder {
     }
   }
 
+  // Marks in Piece::request until AddUnknownRequests has run.
   static constexpr uint32_t kAnonymous = uint32_t{1} << 31;
   static constexpr uint32_t kLocal = uint32_t{1} << 30;
 
+  // What one side's scan collects; no thread writes the other's.
   struct SideState {
     LeftOut left_out;
     std::vector<uint64_t> first_sequence;

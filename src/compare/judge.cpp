@@ -30,6 +30,7 @@ double Median(std::vector<float>* values) {
   return (*values)[k];
 }
 
+// format has one %-conversion of a double.
 std::string Format(const char* format, double x) {
   char buffer[64];
   std::snprintf(buffer, sizeof buffer, format, x);
@@ -81,6 +82,7 @@ class Judge {
  private:
   // --- values -------------------------------------------------------------------------------------------------
 
+  // The chance of a false alarm is shared out over all rows compared, so that it holds for the whole diff.
   void CountComparisons() {
     uint64_t pieces = 0;
     for (const Piece& p : index_.pieces[kA]) pieces += p.rows();
@@ -89,6 +91,7 @@ class Judge {
     spread64_ = SpreadAbove(kSketchSize, false_alarm_);
   }
 
+  // Reads both sides' rows; nothing is decided yet.
   void CompareSite(uint32_t s) {
     SiteCells read = reader_.Read(s, &result_.coverage);
     outcome_ = SiteOutcome();
@@ -137,6 +140,7 @@ class Judge {
     return true;
   }
 
+  // Every row of the site, request by request in ascending position: attention needs what came before.
   void JudgeSite(uint32_t s) {
     const GraphNode& node = graph_.nodes[s];
     JudgedSite& judged = judged_[s];
@@ -238,6 +242,7 @@ class Judge {
     *reason = RootReason::kSum;
   }
 
+  // Notes the row's outcome: the worst ratio of difference to bound is the one that the table shows.
   void Keep(uint32_t row, bool wrong, const InputState& in, RootReason reason, double measured, double bound,
             Cell* cell) {
     SiteComparison& line = outcome_.comparison;
@@ -259,6 +264,7 @@ class Judge {
     AddRoot(row, reason, measured, bound, in.measured);
   }
 
+  // Non-finite elements are the stronger word, whatever the ratio.
   void AddRoot(uint32_t row, RootReason reason, double measured, double bound, double measured_in) {
     const double ratio = bound > 0 ? measured / bound : 1e30;
     if (outcome_.roots.empty() || ratio > root_ratio_) {
@@ -356,6 +362,7 @@ class Judge {
     return noise;
   }
 
+  // Terms of attention's sums, at most.
   int64_t LongestRequest() const {
     int64_t longest = 1;
     for (const RowInterval& interval : index_.intervals) longest = std::max(longest, int64_t{interval.count});
@@ -378,6 +385,7 @@ class Judge {
     return Median(&gains);
   }
 
+  // Figures that later sites ask for, and the line of the table.
   void FinishSite(uint32_t s) {
     JudgedSite& judged = judged_[s];
     std::vector<float> within, all;

@@ -19,6 +19,8 @@
 
 namespace assay {
 
+// Why a row is where a fault begins: beyond its bound; a sum that does not add up; most rows off a little; non-finite
+// elements on one side; a choice beyond a near tie; copies on ranks that differ.
 enum class RootReason : uint8_t { kBound, kSum, kMajority, kNonFinite, kChoice, kReplica };
 
 // What was found at one site.
@@ -52,6 +54,7 @@ struct Judgement {
   bool by_rows = true;  // every comparison had row grids
 };
 
+// index and graph must outlive the call only.
 Judgement JudgeAll(const JointIndex& index, const SiteGraph& graph, const JudgeOptions& options);
 
 }  // namespace assay

@@ -12,6 +12,7 @@ namespace {
 // Root mean square of a rounding error uniform in [-u, u], of a value in the middle of its binade: u / sqrt(3) * 0.7.
 constexpr double kCacheRms = 0.41;
 
+// Inputs' differences are independent, so they add in quadrature; norms that a sum is held against add up plainly.
 void AddDifference(double relative, double typical, double norm, double gain, InputState* state) {
   state->relative = std::hypot(state->relative, gain * relative);
   state->typical = std::hypot(state->typical, gain * typical);
@@ -41,6 +42,7 @@ void RowInputs::BeginSite(uint32_t site) {
 
 void RowInputs::BeginRequest() { contexts_.assign(graph_.nodes[site_].edges.size(), Context()); }
 
+// Context edges grow with every row of the request, recorded at the site or not.
 void RowInputs::Pass(uint32_t row, int64_t position) {
   const GraphNode& node = graph_.nodes[site_];
   for (size_t e = 0; e < node.edges.size(); ++e) {
@@ -88,6 +90,7 @@ double RowInputs::Condition(uint32_t row) const {
   return AttentionCondition(query, key);
 }
 
+// Rows that one side read back from a rounded cache and the other had at hand differ by the cache's rounding.
 bool RowInputs::SameReading() const {
   for (const char* key : {"path", "chunk", "prefix_cache"}) {
     if (MetaOf(*index_.trace[kA], key) != MetaOf(*index_.trace[kB], key)) return false;

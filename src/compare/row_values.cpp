@@ -9,6 +9,7 @@
 namespace assay {
 namespace {
 
+// Blocks of 64 positions: the default size of a segment.
 constexpr int32_t kBlockBits = 6;
 
 // Part of a row value that one rank holds.
@@ -27,6 +28,7 @@ double SketchDistance(const double* a, const double* b, int n) {
   return std::sqrt(sum);
 }
 
+// From pieces to rows: parts first, put together only where more than one rank, chunk or shard is in the way.
 class RowReader {
  public:
   RowReader(const JointIndex& index, int side, bool by_rows, int32_t only_rank, SideRows* out)
@@ -73,6 +75,7 @@ class RowReader {
   }
 
  private:
+  // A part for each row cell.
   void AddGrid(const EventView& event, const Piece& piece, size_t number) {
     const auto segment = static_cast<int32_t>(piece.segment);
     const SegmentSummary summary = event.segment(segment);
@@ -95,6 +98,7 @@ class RowReader {
     }
   }
 
+  // One part for the whole segment, with its wide sketch.
   void AddSegment(const EventView& event, const Piece& piece, size_t number) {
     const auto segment = static_cast<int32_t>(piece.segment);
     const SegmentSummary summary = event.segment(segment);
@@ -224,12 +228,14 @@ class RowReader {
     return firsts_.size() == static_cast<size_t>(parts_[begin].shard_count);
   }
 
+  // Behind the parts of one position.
   size_t GroupEnd(size_t i) const {
     size_t end = i;
     while (end < parts_.size() && parts_[end].value.position == parts_[i].value.position) ++end;
     return end;
   }
 
+  // Digests first; sketches tell how far apart.
   void CompareReplica(Part* first, Part& other) {
     RowValue &a = first->value, &b = other.value;
     if (a.n_rows != b.n_rows) return;  // by blocks: a rank that recorded other rows of the block

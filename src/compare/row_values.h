@@ -34,6 +34,7 @@ struct SideRows {
   void clear();
 };
 
+// How a side recorded the site: what two sides must have in common to be compared.
 struct SideFormat {
   bool row_grid = true;  // every segment with token rows has its row cells
   int64_t cols = 0;      // logical columns of the whole row; of the whole tensor without token rows

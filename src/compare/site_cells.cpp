@@ -7,6 +7,7 @@
 namespace assay {
 namespace {
 
+// L2, of sketches.
 float Distance(const double* a, const double* b, int n) {
   double sum = 0;
   for (int i = 0; i < n; ++i) sum += (a[i] - b[i]) * (a[i] - b[i]);
@@ -67,6 +68,7 @@ SiteCells CellReader::Read(uint32_t number, Coverage* coverage) {
   return out;
 }
 
+// Both lists ascend in position: one pass over each.
 void CellReader::JoinRows(uint32_t request, SiteCells* out, Coverage* coverage) {
   const std::vector<RowValue>&a = rows_[kA].rows, &b = rows_[kB].rows;
   size_t i = 0, j = 0, hint = 0;

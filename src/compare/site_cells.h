@@ -11,6 +11,8 @@
 
 namespace assay {
 
+// kAbsent: a side lacks the row. kRoot: wrong, with inputs that agree. kConsequence: wrong behind a wrong input.
+// kAside: not judged, as a choice before it went the other way by right.
 enum class CellState : uint8_t { kAbsent, kOk, kRoot, kConsequence, kAside };
 
 // One row of one site on both sides.

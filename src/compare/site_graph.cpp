@@ -23,6 +23,7 @@ struct Ancestors {
   bool contracts = false;
 };
 
+// Nodes are built in causal order, so everything behind a node is known when it is built.
 class GraphBuilder {
  public:
   GraphBuilder(const JointIndex& index, const std::vector<uint8_t>& comparable)
@@ -74,6 +75,7 @@ class GraphBuilder {
     }
   }
 
+  // A site that is not compared is only bridged; its readers then see what it reads.
   void BuildNode(uint32_t i) {
     const JointSite& site = index_.sites[i];
     GraphNode& node = graph_.nodes[i];
@@ -157,6 +159,8 @@ class GraphBuilder {
   bool Recorded(const std::string& name) const { return numbers_.count(name) > 0; }
 
   // Full names behind an input's name.
+  // "prev.out" is the residual stream of the nearest recorded layer below; "J" stands for every chunk that was
+  // recorded.
   std::vector<std::string> Expand(int32_t layer, std::string_view input) const {
     if (input == "prev.out") {
       int32_t below = last_layer_;
@@ -178,6 +182,7 @@ class GraphBuilder {
     return names;
   }
 
+  // Alternatives of the table: the one most of whose names are recorded, the first among equals.
   const std::vector<SiteInput>& Choose(int32_t layer, const std::vector<std::vector<SiteInput>>& alternatives) const {
     size_t best = 0, best_count = 0;
     for (size_t i = 0; i < alternatives.size(); ++i) {
@@ -227,6 +232,7 @@ class GraphBuilder {
     return out;
   }
 
+  // One edge a site: of two ways to it the one with the larger gain counts.
   static void Add(const GraphEdge& edge, Ancestors* out) {
     for (GraphEdge& other : out->edges) {
       if (other.site != edge.site) continue;

@@ -45,6 +45,7 @@ ASSAY_MODEL_CLONES void WeightedSum(const double* p, const double* v, int64_t ld
 
 // Online or not, softmax subtracts the largest score first, so that no exponential overflows and the sum is at least 1.
 // Scales, applies softmax to scores[first, last) in place and gives the log-sum-exp; -infinity when the range is empty.
+// A NaN among the scores makes the row NaN, as it should.
 template <class T>
 T Softmax(T* scores, int64_t first, int64_t last, T scale) {
   if (first >= last) return -std::numeric_limits<T>::infinity();
@@ -65,6 +66,7 @@ T Softmax(T* scores, int64_t first, int64_t last, T scale) {
 
 }  // namespace
 
+// Scores of one head at a time: m x keys numbers, 4 MB for 1024 rows over 1024 keys in float.
 template <class T>
 void Attend(const QueryView<T>& q, const KvView<T>& kv, const AttentionShape& shape, T* out, int64_t out_row, T* lse,
             std::vector<T>* scratch) {

@@ -20,7 +20,9 @@ struct KvView {
   std::span<const KvRun<T>> runs;  // ascending positions
   int64_t row_stride = 0;          // elements between rows of one run
   int64_t head_stride = 0;         // between kv heads inside a row; 0: all heads read the same (absorbed MLA)
+  // Of a head's key and value from the start of its part of a row.
   int64_t k_offset = 0, v_offset = 0;
+  // Query heads that share one kv head: H / K.
   int64_t group = 1;
   int64_t interleaved = 0;  // > 0 (a fault): head h reads kv head h % interleaved
 };
@@ -34,6 +36,7 @@ struct QueryView {
   int64_t first_position = 0;
 };
 
+// Head sizes of the products (absorbed MLA: c + dr and c), and the mask. Causal: position p sees keys 0 .. p.
 struct AttentionShape {
   int64_t qk_dim = 0, v_dim = 0;
   double scale = 1;
@@ -48,6 +51,7 @@ void Attend(const QueryView<T>& q, const KvView<T>& kv, const AttentionShape& sh
             std::vector<T>* scratch);
 
 // Merges n partial results over disjoint keys: out_j [rows, heads, v_dim], lse_j [rows, heads], each contiguous.
+// lse of a row without keys is -infinity; its out counts for nothing then, but must be a number.
 template <class T>
 struct PartialResult {
   std::vector<T> out, lse;

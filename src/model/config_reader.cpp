@@ -4,12 +4,14 @@
 
 namespace assay {
 
+// null counts as absent: transformers writes it for keys that a model does not use.
 const Json* ConfigReader::find(std::string_view key) {
   known_.emplace(key);
   const Json* value = FindKey(object_, key);
   return value != nullptr && !value->is_null() ? value : nullptr;
 }
 
+// The value is quoted, cut to 120 characters: configs can hold lists of thousands.
 void ConfigReader::Refuse(std::string_view key, const std::string& why) {
   if (!status_.ok()) return;
   const Json* value = FindKey(object_, key);
@@ -18,12 +20,14 @@ void ConfigReader::Refuse(std::string_view key, const std::string& why) {
   status_ = Status::BadInput(where_ + ": key \"" + std::string(key) + "\" = " + text + ": " + why);
 }
 
+// The first error stays; readers go on with a value in range, so that no caller has to look in between.
 void ConfigReader::Missing(std::string_view key) {
   if (!status_.ok()) return;
   status_ = Status::BadInput(where_ + ": key \"" + std::string(key) + "\" is missing; " + family_ +
                              " has no default for it: add it to the file or give it as an override");
 }
 
+// Bounds are exact as doubles up to 2^53, and no caller's bound is larger.
 int64_t ConfigReader::Int(std::string_view key, int64_t low, int64_t high) {
   if (find(key) == nullptr) {
     Missing(key);
@@ -32,6 +36,7 @@ int64_t ConfigReader::Int(std::string_view key, int64_t low, int64_t high) {
   return Int(key, low, high, low);
 }
 
+// An absent value is not held against the bounds: 0 or -1 often means "none".
 int64_t ConfigReader::Int(std::string_view key, int64_t low, int64_t high, int64_t absent) {
   const Json* value = find(key);
   if (value == nullptr) return absent;
@@ -107,6 +112,8 @@ std::vector<std::string> ConfigReader::Strings(std::string_view key) {
   return strings;
 }
 
+// One number or a list: eos_token_id comes as both. Numbers from 2^63 on read as negative and are
+// refused with them.
 std::vector<int64_t> ConfigReader::Ints(std::string_view key, std::vector<int64_t> absent) {
   const Json* value = find(key);
   if (value == nullptr) return absent;
@@ -126,10 +133,12 @@ std::vector<int64_t> ConfigReader::Ints(std::string_view key, std::vector<int64_
   return ints;
 }
 
+// Keys that need no reading, so that unknown() does not list them.
 void ConfigReader::Known(std::initializer_list<std::string_view> keys) {
   for (const std::string_view key : keys) known_.emplace(key);
 }
 
+// In the file's order.
 std::vector<std::string> ConfigReader::unknown() const {
   std::vector<std::string> names;
   for (const auto& [name, value] : object_.get_ref<const Json::object_t&>()) {

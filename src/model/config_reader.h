@@ -60,6 +60,7 @@ class ConfigReader {
  private:
   void Missing(std::string_view key);
 
+  // Keys that were asked for, or named by Known.
   const Json& object_;
   std::string where_, family_;
   std::set<std::string, std::less<>> known_;

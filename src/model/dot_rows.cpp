@@ -12,6 +12,7 @@ namespace {
 // Independent partial sums that the compiler keeps in vector registers: without -ffast-math it may not reorder one sum.
 constexpr int kLanes = 16;
 
+// Lanes are folded pairwise, so the error is that of sums of k / 16 + 4 terms.
 template <class T>
 T PortableDot(const T* a, const T* b, int64_t k) {
   T lanes[kLanes] = {};
@@ -91,6 +92,7 @@ __attribute__((target("avx512f,avx2,fma"))) void Avx512Block(const float* x, con
 
 using Block = void (*)(const float*, const float* const*, int64_t, float*);
 
+// The last block is filled up with its first row again, whose products are then thrown away.
 void BlockRows(Block block, const float* x, const float* w, int64_t ldw, int64_t n, int64_t k, bool accumulate,
                float* y) {
   for (int64_t c = 0; c < n; c += kRows) {

@@ -6,6 +6,7 @@
 
 namespace assay {
 
+// x [k]; w [n, k], rows ldw elements apart; y [n]. Any size may be 0. y must not overlap x or w.
 void DotRows(const float* x, const float* w, int64_t ldw, int64_t n, int64_t k, bool accumulate, float* y);
 void DotRows(const double* x, const double* w, int64_t ldw, int64_t n, int64_t k, bool accumulate, double* y);
 

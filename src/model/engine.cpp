@@ -17,6 +17,7 @@
 namespace assay {
 namespace {
 
+// Of wall time that have passed; steady, as the time of day may be set.
 double Seconds(std::chrono::steady_clock::time_point from) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - from).count();
 }
@@ -25,6 +26,7 @@ std::string_view NameOf(ComputeDType dtype) {
   return dtype == ComputeDType::kF64 ? "f64" : dtype == ComputeDType::kBF16 ? "bf16" : "f32";
 }
 
+// kAuto is the compute dtype: the cache then rounds nothing.
 std::string_view NameOf(KvDType kv, ComputeDType dtype) {
   switch (kv) {
     case KvDType::kF32:
@@ -39,6 +41,7 @@ std::string_view NameOf(KvDType kv, ComputeDType dtype) {
   return NameOf(dtype);
 }
 
+// Asked twice, before and after a fault has changed options and config.
 Status CheckOptions(const EngineOptions& o, const ModelConfig& c) {
   const auto bad = [](const std::string& text) { return Status::Usage(text); };
   if (o.shards < 1) return bad("shards must be at least 1");
@@ -71,18 +74,22 @@ Status CheckOptions(const EngineOptions& o, const ModelConfig& c) {
 
 }  // namespace
 
+// Everything behind the engine's public face. Not safe to use from two threads: a run keeps its state in the runner.
 struct Engine::Impl {
   std::shared_ptr<const WeightStore> store;
+  // With what a planted fault changed; the store keeps the one that the checkpoint was opened with.
   ModelConfig config;
   EngineOptions options;
   FaultPlan fault;
   RunStats stats;
+  // Last part of the checkpoint's path, for people.
   std::string model_name;
   // The runner of plain runs, kept with its weights from call to call.
   std::unique_ptr<Runner<float>> plain_f32;
   std::unique_ptr<Runner<double>> plain_f64;
 
   template <class T>
+  // The kept runner of the precision at hand.
   std::unique_ptr<Runner<T>>& plain() {
     if constexpr (sizeof(T) == 8) {
       return plain_f64;
@@ -101,9 +108,11 @@ struct Engine::Impl {
     return options.path == AttentionPath::kAbsorbed ? "absorbed" : "materialised";
   }
 
+  // One set of prompts from options to generations; a planted fault runs its clean twin first.
   template <class T>
   Result<std::vector<Generation>> Generate(std::vector<PromptInput> prompts, Recorder* recorder,
                                            const LogitsSink& sink);
+  // Steps until every request is done. Requests go to recorder, which may be null, and tensors through tap.
   template <class T>
   Result<std::vector<Generation>> Run(Runner<T>* runner, const EngineOptions& run_options,
                                       const std::vector<PromptInput>& prompts, Tap* tap, Recorder* recorder,
@@ -115,6 +124,7 @@ Result<std::vector<Generation>> Engine::Impl::Generate(std::vector<PromptInput> 
                                                        const LogitsSink& sink) {
   EngineOptions run_options = options;
   PrepareInputs(fault, &run_options, &prompts);
+  // Ids index the embedding without further checks from here on.
   for (const PromptInput& p : prompts) {
     if (p.tokens.empty()) return Status::Usage("a prompt has no tokens");
     for (const std::vector<int64_t>* ids : {&p.tokens, &p.forced}) {
@@ -126,6 +136,8 @@ Result<std::vector<Generation>> Engine::Impl::Generate(std::vector<PromptInput> 
       }
     }
   }
+  // A fault that changes nothing would pass for one that nobody found: the twin's bits at the site are what the
+  // faulty run's must differ from. It costs a second run, and only where a fault is planted.
   const std::string site = fault.first_bad_site();
   uint64_t clean_witness = 0;
   if (fault.id != FaultId::kNone) {
@@ -141,6 +153,7 @@ Result<std::vector<Generation>> Engine::Impl::Generate(std::vector<PromptInput> 
 
   Tap tap(recorder, compute_dtype(), path_name());
   if (fault.id != FaultId::kNone) tap.WatchSite(site);
+  // A planted fault changes weights as they are loaded, so its runner is not kept for the next call.
   std::unique_ptr<Runner<T>> own;
   if (fault.def != nullptr) {
     own = std::make_unique<Runner<T>>(store, config, run_options, fault);
@@ -191,6 +204,8 @@ Result<std::vector<Generation>> Engine::Impl::Run(Runner<T>* runner, const Engin
   if (run_options.first_layer > 0) {
     ASSAY_RETURN_IF_ERROR(input.Open(run_options.layer_input_trace, run_options.first_layer - 1, config.hidden_size));
   }
+  // A run that ends before the last layer chooses no tokens: its requests end with their prompts, unless tokens are
+  // forced.
   const bool whole = run_options.last_layer < 0 || run_options.last_layer == config.n_layers;  // ends in logits
 
   std::vector<Generation> generations(prompts.size());
@@ -198,9 +213,11 @@ Result<std::vector<Generation>> Engine::Impl::Run(Runner<T>* runner, const Engin
   std::vector<RowRun> logit_runs, choice_runs;
   std::vector<int64_t> choices;
   std::vector<float> margins;
+  // The sink takes double whatever the run computes in.
   std::vector<double> wide;
   std::vector<T> given;
   StepRows step;
+  // Buffers of the step are cleared, not freed.
   for (step.step = 0;; ++step.step) {
     const auto started = std::chrono::steady_clock::now();
     StepPlan plan = scheduler.Next();
@@ -225,6 +242,7 @@ Result<std::vector<Generation>> Engine::Impl::Run(Runner<T>* runner, const Engin
         step.positions.push_back(s.first_position + i);
       }
       (s.decode ? decode : prefill) = true;
+      // With all_logits every row; else the last row of each request that samples.
       const int64_t n = run_options.all_logits ? s.n_rows : s.samples ? 1 : 0;
       if (n > 0) {
         logit_runs.push_back(
@@ -238,6 +256,7 @@ Result<std::vector<Generation>> Engine::Impl::Run(Runner<T>* runner, const Engin
                                      : Phase::kDecode,
                    step.runs);
 
+    // A run that begins at a later layer takes its input from a trace in place of the embedding.
     const T* rows_given = nullptr;
     if (run_options.first_layer > 0) {
       ASSAY_RETURN_IF_ERROR(input.Rows(step.runs, Fit(&given, step.rows * config.hidden_size)));
@@ -257,6 +276,7 @@ Result<std::vector<Generation>> Engine::Impl::Run(Runner<T>* runner, const Engin
     int64_t at = 0;
     for (const StepSequence& s : step.sequences) {
       const auto r = static_cast<size_t>(s.request);
+      // As many rows as were asked for above; at walks through logits in the same order.
       const int64_t n = run_options.all_logits ? s.n_rows : s.samples ? 1 : 0;
       for (int64_t i = 0; logits != nullptr && sink && i < n; ++i) {
         const T* row = logits + (at + i) * config.vocab_size;
@@ -271,6 +291,7 @@ Result<std::vector<Generation>> Engine::Impl::Run(Runner<T>* runner, const Engin
       const int64_t position = s.first_position + s.n_rows - 1;
       int64_t token = -1;
       if (logits != nullptr) {
+        // The row before at: the last one of this request.
         const Choice choice = ChooseToken(logits + (at - 1) * config.vocab_size, config.vocab_size,
                                           run_options.temperature, run_options.seed, keys[r], position);
         if (choice.nonsense > 0 && stats.nonsense_choices++ == 0) {
@@ -282,6 +303,7 @@ Result<std::vector<Generation>> Engine::Impl::Run(Runner<T>* runner, const Engin
         margins.push_back(static_cast<float>(choice.margin));
         token = choice.token;
       }
+      // Forced tokens replace the choice, which is recorded all the same: it shows where the run would have gone.
       if (!forced.empty()) token = made < forced.size() ? forced[made] : -1;
       if (token < 0 || static_cast<int64_t>(made) >= run_options.max_tokens) {
         scheduler.Finish(s.request);

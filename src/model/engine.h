@@ -17,7 +17,9 @@
 
 namespace assay {
 
+// How MLA is computed; both give the same function (runner_mla.cpp).
 enum class AttentionPath : uint8_t { kMaterialised, kAbsorbed };
+// kBF16: float arithmetic, rounded where eager bf16 code stores a tensor (numerics.h).
 enum class ComputeDType : uint8_t { kF32, kF64, kBF16 };
 enum class KvDType : uint8_t { kAuto, kF32, kBF16, kFp8E4M3 };  // kAuto: as the run computes
 
@@ -44,6 +46,7 @@ struct EngineOptions {
   std::string fault;  // "NAME" or "NAME@layer"; empty: none. "none:NAME" sets up what NAME needs, plants nothing
 };
 
+// Ids in [0, vocab_size); tokens must not be empty.
 struct PromptInput {
   std::vector<int64_t> tokens;
   std::vector<int64_t> forced;  // continuation to follow instead of sampling (--like); empty: sample
@@ -54,6 +57,7 @@ struct Generation {
   bool stopped = false;         // by an end token
 };
 
+// Of the last call of Generate. A step that has prompt rows counts as prefill with all its rows.
 struct RunStats {
   double prefill_seconds = 0, decode_seconds = 0;
   int64_t prefill_tokens = 0, decode_tokens = 0;

@@ -4,6 +4,7 @@
 namespace assay {
 namespace {
 
+// Paths as FaultNeeds names them.
 constexpr std::string_view kMat = "materialised";
 constexpr std::string_view kAbs = "absorbed";
 

@@ -20,6 +20,7 @@ namespace assay {
 struct EngineOptions;
 struct PromptInput;
 
+// One constant a row of the table (fault_table.cpp); not stored anywhere, so the order is free.
 enum class FaultId : uint8_t {
   kNone,
   // Outputs that are not written.
@@ -111,6 +112,7 @@ enum class Variant : uint8_t {
   kInt4Groups,   // o_proj stored as int4 with one scale a group of 32, zero point 8
 };
 
+// What a layer must be for the fault to exist in it; kNoLayer: the fault is outside the layers.
 enum class LayerKind : uint8_t { kAny, kMla, kMoe, kDense, kNoLayer };
 
 struct FaultNeeds {

@@ -22,6 +22,7 @@ int32_t BlockPool::Allocate() {
   return static_cast<int32_t>(refs_.size()) - 1;
 }
 
+// The newest free block goes first: stale rows are then of the latest owner, as in engines with a free list.
 void BlockPool::Release(int32_t block) {
   if (--refs_[static_cast<size_t>(block)] == 0) free_.push_back(block);
 }
@@ -36,6 +37,7 @@ void BlockPool::RegisterPrefix(int32_t parent, std::span<const int64_t> tokens, 
   if (fresh) Retain(it->second);  // the index's own reference: the block is never handed out again
 }
 
+// nearbyint rounds to even in the default mode, which nothing here changes.
 uint8_t EncodeE4M3(float x) {
   const uint8_t sign = std::signbit(x) ? 0x80 : 0;
   if (std::isnan(x)) return 0x7f;
@@ -66,6 +68,8 @@ void KvLayer<T>::Configure(DType dtype, int64_t row_width, int64_t block_size) {
   bytes_.clear();
 }
 
+// At least doubled, so that growing row by row stays linear. Resizing a vector moves it: pointers from Gather do not
+// outlive the next call.
 template <class T>
 void KvLayer<T>::Grow(int64_t blocks) {
   const size_t size = static_cast<size_t>(blocks * block_size_ * row_width_ * element_bytes_);
@@ -127,6 +131,8 @@ void KvLayer<T>::Read(int64_t slot, T* row, double scale) const {
   }
 }
 
+// Direct when the stored type is the computed one: then nothing is copied, and blocks that lie side by side are one
+// run.
 template <class T>
 void KvLayer<T>::Gather(std::span<const int32_t> table, int64_t begin, int64_t end, double scale,
                         std::vector<T>* scratch, std::vector<KvRun<T>>* runs) const {

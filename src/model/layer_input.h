@@ -25,6 +25,7 @@ class LayerInput {
   Status Rows(std::span<const RowRun> runs, T* out) const;
 
  private:
+  // For messages; the trace itself is closed again after Open.
   std::string site_, path_;
   int64_t hidden_ = 0;
   std::map<std::pair<uint64_t, int64_t>, std::vector<T>> rows_;  // (request, position)

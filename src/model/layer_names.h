@@ -38,9 +38,8 @@ inline bool HasFusedExperts(const WeightSource& source, int64_t layer) {
 // Shapes, as a checkpoint has them ([out, in] for matrices): h hidden, f FFN channels, E experts, H heads, K kv heads,
 // d head size, dn / dr / dv MLA head sizes, c latent.
 //   MLP     gate, up [f, h]; down [h, f]
-//   MLA     q_a [q_lora, h] and q_b [H (dn + dr), q_lora], or q [H (dn + dr), h]; kv_a [c + dr, h]; kv_b [H (dn + dv),
-//   c],
-//           for each head W_UK [dn, c], then W_UV [dv, c]; o [h, H dv]
+//   MLA     q_a [q_lora, h] and q_b [H (dn + dr), q_lora], or q [H (dn + dr), h]; kv_a [c + dr, h];
+//           kv_b [H (dn + dv), c], for each head W_UK [dn, c], then W_UV [dv, c]; o [h, H dv]
 //   GQA     q [H d, h]; k, v [K d, h]; o [h, H d]; q_norm, k_norm [d], shared by the heads
 //   MoE     router [E, h]; correction bias [E]; experts and the shared expert as MLPs; shared_gate [1, h]
 // All visits stop at the first error, which names the tensor.

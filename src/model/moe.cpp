@@ -62,6 +62,7 @@ void Route(const ModelConfig& config, const T* logits, const T* bias, int64_t ro
       const double b = static_cast<double>(bias[e]);
       selection[e] += faults.bf16_bias ? static_cast<double>(RoundToBf16(static_cast<float>(b))) : b;
     }
+    // Before the groups that were not chosen are struck out: planted faults read it.
     const std::vector<double> biased = selection;
 
     double margin = std::numeric_limits<double>::infinity();

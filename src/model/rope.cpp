@@ -10,6 +10,7 @@ namespace {
 constexpr double kPi = 3.14159265358979323846;
 
 // The magnitude correction of YaRN for a context stretched by `factor`.
+// arXiv 2309.00071, section 3.4, has 0.1 ln(s) + 1; DeepSeek puts a weight before the logarithm.
 double YarnMagnitude(double factor, double weight) { return factor <= 1 ? 1.0 : 0.1 * weight * std::log(factor) + 1.0; }
 
 // YaRN leaves the fast pairs alone, divides the slow ones by `factor`, and blends linearly between the pairs that turn
@@ -50,6 +51,7 @@ void ApplyLlama3(const RopeConfig& rope, std::vector<double>* inv_freq) {
 
 }  // namespace
 
+// inv_freq[i] = theta^(-2i / d), then as the kind says. d is the part that is rotated, not the head.
 RopeTable MakeRopeTable(const ModelConfig& config) {
   const RopeConfig& rope = config.rope;
   RopeTable table;

@@ -29,6 +29,7 @@ Runner<T>::Runner(std::shared_ptr<const WeightStore> store, const ModelConfig& c
       kv_dtype_ = DType::kF8E4M3FN;
       break;
   }
+  // The coarser of the two rounds what attention reads; events of attention say so, as bounds follow it.
   attention_compute_ = UnitRoundoff(kv_dtype_) > UnitRoundoff(compute_) ? kv_dtype_ : compute_;
   softmax_scale_ = SoftmaxScale(config);
   rope_table_ = MakeRopeTable(config);
@@ -46,6 +47,7 @@ Runner<T>::Runner(std::shared_ptr<const WeightStore> store, const ModelConfig& c
   wuk_t_.resize(static_cast<size_t>(config.n_layers));
 }
 
+// Weights stay: they do not depend on the run. Everything that a request could have left behind goes.
 template <class T>
 void Runner<T>::Reset(Tap* tap) {
   tap_ = tap;
@@ -53,6 +55,7 @@ void Runner<T>::Reset(Tap* tap) {
   for (Rank<T>& rank : ranks_) {
     const Slice heads = rank.heads, kv_heads = rank.kv_heads;
     const int index = rank.index;
+    // Buffers, caches and memos of the run before go with it.
     rank = Rank<T>();
     rank.index = index;
     rank.heads = heads;
@@ -60,6 +63,7 @@ void Runner<T>::Reset(Tap* tap) {
     rank.attn_out.resize(layers);
     rank.kv.resize(layers);
     rank.memo.resize(layers);
+    // Elements of one row of the cache: latent and rotary key, or key and value of each kv head.
     const int64_t width =
         config_.mla() ? config_.kv_lora_rank + config_.qk_rope_head_dim : kv_heads.size() * 2 * config_.head_dim;
     for (KvLayer<T>& kv : rank.kv) {
@@ -67,6 +71,7 @@ void Runner<T>::Reset(Tap* tap) {
       kv.set_scale(options_.kv_scale > 0 ? options_.kv_scale : 1.0);
     }
   }
+  // A scale that was not given is found from the first rows written.
   scale_set_.assign(layers, options_.kv_scale > 0);
   partials_.clear();
   graph_positions_.clear();
@@ -99,11 +104,14 @@ Result<const LayerWeights<T>*> Runner<T>::Load(int64_t layer) {
     kept = std::move(weights);
     return kept.get();
   }
+  // One layer in memory at a time, with what was derived from it.
   if (streamed_ && streamed_->layer != layer) wuk_t_[static_cast<size_t>(streamed_->layer)] = {};
   streamed_ = std::move(weights);
   return streamed_.get();
 }
 
+// Rotations are made here too, as they depend on the step's positions alone. Planted faults of positions get a table
+// of their own, which only the faulty layers use.
 template <class T>
 Status Runner<T>::Embed(const StepRows& step, const T* given) {
   const int64_t h = config_.hidden_size, rows = step.rows;
@@ -150,6 +158,7 @@ Status Runner<T>::Embed(const StepRows& step, const T* given) {
   return {};
 }
 
+// Pre-norm layers: x += attention(norm(x)); x += ffn(norm(x)).
 template <class T>
 Status Runner<T>::Layers(const StepRows& step, int64_t cache_blocks) {
   const int64_t h = config_.hidden_size, rows = step.rows;
@@ -219,6 +228,7 @@ Status Runner<T>::Layers(const StepRows& step, int64_t cache_blocks) {
   return tap_->status();
 }
 
+// Ranks own columns of the vocabulary and write side by side into one buffer: gathering is no sum.
 template <class T>
 Result<const T*> Runner<T>::Logits(const StepRows& step, std::span<const int64_t> rows, std::span<const RowRun> runs) {
   const int64_t h = config_.hidden_size, vocab = config_.vocab_size, n = static_cast<int64_t>(rows.size());
@@ -288,6 +298,7 @@ void Runner<T>::RecordWeights(int64_t layer, const Weights& w) {
   tap_->Record("attn.W_UV", "H dv c", StridedView(w.kv_b.row(dn), {n, dv, c}, {(dn + dv) * c, c, 1}), where);
 }
 
+// Rounded once, bias included, as eager code does that adds it inside the product.
 template <class T>
 void Runner<T>::Project(const T* x, int64_t ldx, const T* w, int64_t ldw, const T* bias, T* y, int64_t ldy, int64_t m,
                         int64_t n, int64_t k) const {
@@ -300,6 +311,7 @@ void Runner<T>::Project(const T* x, int64_t ldx, const T* w, int64_t ldw, const 
   }
 }
 
+// A fixed order of addition: results do not depend on which rank is done first. In bf16 rounded once, at the end.
 template <class T>
 void Runner<T>::SumOverRanks(std::vector<T> Rank<T>::*part, int64_t n) {
   T* sum = Fit(&reduced_, n);
@@ -353,12 +365,14 @@ Shard Runner<T>::KvHeadShard(const Rank<T>& rank, int64_t width) const {
 }
 
 template <class T>
+// The whole width is no shard: every rank then holds a copy.
 Shard Runner<T>::ColumnShard(const Rank<T>& rank, Slice columns, int64_t total) const {
   if (columns.size() == total) return {};
   return {rank.index, options_.shards, columns.begin, total};
 }
 
 template <class T>
+// Slots count through blocks as vLLM's slot_mapping does: block * block_size + offset.
 int64_t Runner<T>::SlotOf(const StepRows& step, size_t sequence, int64_t position) const {
   const std::vector<int32_t>& table = *step.tables[sequence];
   return table[static_cast<size_t>(position / options_.block_size)] * options_.block_size +

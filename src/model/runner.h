@@ -68,6 +68,7 @@ struct Rank {
 };
 
 // Rows of one step with everything that a layer needs to know about them.
+// Filled by the engine for each step; everything is borrowed for the calls of that step.
 struct StepRows {
   int64_t step = 0;
   int64_t rows = 0;
@@ -97,8 +98,11 @@ class Runner {
  private:
   using Weights = LayerWeights<T>;
 
+  // Weights of a layer, from memory or the file; valid until the next call when they are streamed.
   Result<const Weights*> Load(int64_t layer);
   void RecordWeights(int64_t layer, const Weights& w);
+  // normed -> part, with cache and reduction (runner_attention.cpp). MLA in runner_mla.cpp, GQA in runner_gqa.cpp,
+  // the feed-forward part in runner_ffn.cpp.
   void AttentionPart(const StepRows& step, int64_t layer, const Weights& w);
   void MlaProject(const StepRows& step, int64_t layer, const Weights& w, Rank<T>& rank);
   void GqaProject(const StepRows& step, int64_t layer, const Weights& w, Rank<T>& rank);
@@ -118,6 +122,7 @@ class Runner {
   // One sequence's rows: whole, or context chunks and suffix merged. out, lse: first row of the sequence.
   void AttendSequence(const StepRows& step, size_t sequence, int64_t layer, Rank<T>& rank, const QueryView<T>& query,
                       KvView<T> kv, AttentionShape shape, const RunSource& source, T* out, int64_t out_row, T* lse);
+  // j: number of the chunk in the site's name.
   void RecordPartial(const StepRows& step, size_t sequence, int64_t layer, const Rank<T>& rank, int64_t j,
                      const PartialResult<T>& part, int64_t v_dim);
   void RecordLse(const StepRows& step, int64_t layer, const Rank<T>& rank);
@@ -142,6 +147,8 @@ class Runner {
                  bool skip = false, bool twice = false);
   void AddResidual(const StepRows& step, const std::vector<T>& norm);
 
+  // The columns that a rank's heads, kv heads or channels have in the whole tensor; not sharded when they are all of
+  // it.
   Shard HeadShard(const Rank<T>& rank, int64_t width) const;
   Shard KvHeadShard(const Rank<T>& rank, int64_t width) const;
   Shard ColumnShard(const Rank<T>& rank, Slice columns, int64_t total) const;
@@ -159,11 +166,13 @@ class Runner {
   RopeRows<T> rope_, fault_rope_;
   Tap* tap_ = nullptr;
   std::vector<Rank<T>> ranks_;
+  // A layer: weights that stay in memory. streamed_: the one layer at hand when they do not.
   std::vector<std::unique_ptr<Weights>> kept_;
   std::unique_ptr<Weights> streamed_;
   std::vector<std::vector<T>> wuk_t_;  // a layer: [H, c, dn], absorbed path
   std::unique_ptr<EndWeights<T>> end_;
   std::vector<bool> scale_set_;  // a layer: fp8 scale chosen
+  // Workspaces, shared by all ranks as these run one after the other.
   std::vector<T> scores_, gather_, gather_expand_, logits_, reduced_, spare_, record_;
   std::vector<int64_t> expert_rows_;        // choices (row * k + place) of one expert
   std::vector<PartialResult<T>> partials_;  // chunk workspace, reused by every request and layer

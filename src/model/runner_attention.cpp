@@ -315,6 +315,7 @@ void Runner<T>::RecordPartial(const StepRows& step, size_t sequence, int64_t lay
                 .meta = meta});
 }
 
+// Merged over chunks, natural logarithm.
 template <class T>
 void Runner<T>::RecordLse(const StepRows& step, int64_t layer, const Rank<T>& rank) {
   if (!tap_->on()) return;

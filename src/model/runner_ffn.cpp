@@ -9,6 +9,7 @@
 namespace assay {
 namespace {
 
+// exp(-x) may overflow to infinity for large negative x; the result is then 0, as it should be.
 template <class T>
 T Sigmoid(T x) {
   return T{1} / (T{1} + std::exp(-x));
@@ -77,6 +78,8 @@ void Runner<T>::GatedMlp(const MlpWeights<T>& w, Slice f, const T* x, int64_t ro
   Project(act, n, w.down.data.data() + f.begin, w.down.cols, nullptr, out, h, rows, h, n);
 }
 
+// Rows of one expert are gathered, go through it together, and are added to their sums, scaled by their weights. Each
+// product is rounded and each partial sum, as eager code does that adds expert by expert.
 template <class T>
 Status Runner<T>::RoutedExperts(const StepRows& step, int64_t layer, const Weights& w, Rank<T>& rank) {
   const int64_t h = config_.hidden_size, rows = step.rows, k = config_.n_experts_per_tok, n = config_.n_routed_experts;
@@ -118,6 +121,7 @@ Status Runner<T>::RoutedExperts(const StepRows& step, int64_t layer, const Weigh
   return {};
 }
 
+// routed + shared to part [T, h]. Every rank routes for itself, from the same logits.
 template <class T>
 Status Runner<T>::MoeFfn(const StepRows& step, int64_t layer, const Weights& w) {
   const int64_t h = config_.hidden_size, rows = step.rows, n = config_.n_routed_experts, k = config_.n_experts_per_tok;

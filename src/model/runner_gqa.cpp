@@ -7,6 +7,8 @@
 
 namespace assay {
 
+// normed [T, h] to q [T, Hl, d], k and v [T, Kl, d], and kv_rows [T, Kl, 2 d]: for each kv head its key, then its
+// value.
 template <class T>
 void Runner<T>::GqaProject(const StepRows& step, int64_t layer, const Weights& w, Rank<T>& rank) {
   const int64_t h = config_.hidden_size, rows = step.rows, d = config_.head_dim;
@@ -59,6 +61,8 @@ void Runner<T>::GqaProject(const StepRows& step, int64_t layer, const Weights& w
   tap_->Record("attn.v", "T H d", DenseView(v, {rows, kv_local, d}), kv_where);
 }
 
+// Everything is read from the cache, the step's own rows too: what attention sees has been through the cache's
+// rounding.
 template <class T>
 void Runner<T>::GqaAttention(const StepRows& step, int64_t layer, Rank<T>& rank) {
   const int64_t rows = step.rows, d = config_.head_dim, local = rank.heads.size(), kv_local = rank.kv_heads.size();

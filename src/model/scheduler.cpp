@@ -12,9 +12,11 @@ void Scheduler::Add(std::vector<int64_t> tokens) {
   requests_.push_back(std::move(request));
 }
 
+// Decoding first: a long prompt must not stall the requests that are under way.
 StepPlan Scheduler::Next() {
   StepPlan plan;
   int64_t budget = options_.max_batch_tokens;
+  // Tokens are left to compute: the prompt is under way, or Append gave it one.
   const auto runnable = [&](const Request& r) {
     return !r.finished && r.computed < static_cast<int64_t>(r.tokens.size());
   };
@@ -24,11 +26,13 @@ StepPlan Scheduler::Next() {
       Schedule(static_cast<int64_t>(i), 1, &plan);
       --budget;
     }
+    // The first request that is not done is the only one that may run.
     if (options_.sequential && !r.finished) break;
   }
   for (size_t i = 0; i < requests_.size(); ++i) {
     Request& r = requests_[i];
     if (runnable(r) && r.computed < r.prompt && budget > 0) {
+      // Once, at its first step: blocks registered later are not looked for.
       if (!r.started) TakePrefix(&r);
       int64_t n = r.prompt - r.computed;
       if (options_.chunk > 0) {
@@ -63,6 +67,7 @@ void Scheduler::TakePrefix(Request* r) {
   r->cached = r->computed;
 }
 
+// Registers blocks as they fill up, in this very step: a request behind in the same step may then share them.
 void Scheduler::Schedule(int64_t index, int64_t n, StepPlan* plan) {
   Request& r = requests_[static_cast<size_t>(index)];
   r.started = true;
@@ -93,6 +98,7 @@ void Scheduler::Append(int64_t request, int64_t token) {
   requests_[static_cast<size_t>(request)].tokens.push_back(token);
 }
 
+// In reverse, so that the pool hands them out again in the table's order.
 void Scheduler::Finish(int64_t request) {
   Request& r = requests_[static_cast<size_t>(request)];
   r.finished = true;

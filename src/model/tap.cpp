@@ -4,6 +4,8 @@
 
 namespace assay {
 
+// Layers have at most four digits and stems at most 47 characters, so names fit. At most five metadata pairs of the
+// caller's own.
 void Tap::Record(std::string_view stem, std::string_view axes, const TapView& view, const Where& where) {
   char name[96];
   const int length = where.layer >= 0

@@ -95,6 +95,7 @@ class Tap {
   uint64_t witness_events() const { return witness_events_; }
 
  private:
+  // Folds the elements' bits into witness_, whatever their strides.
   void Witness(const TapView& view);
 
   Recorder* recorder_;
@@ -105,6 +106,7 @@ class Tap {
   std::span<const RowRun> runs_;
   Status status_;
   std::string witness_site_;
+  // FNV-1a's offset basis.
   uint64_t witness_ = 14695981039346656037u;
   uint64_t witness_events_ = 0;
 };

@@ -6,6 +6,7 @@
 namespace assay {
 namespace {
 
+// Inclusive; ranges of a table ascend.
 struct CodePointRange {
   char32_t first, last;
 };
@@ -45,6 +46,7 @@ size_t Run(std::string_view text, CharClass kind) {
 }
 
 // Length of the piece at the start of a text that is not empty.
+// The alternatives of the regular expression in its order; the first that matches wins, as in Python's `re`.
 size_t Piece(std::string_view text) {
   if (const size_t length = Contraction(text); length > 0) return length;
   const size_t space = text[0] == ' ' ? 1 : 0;
@@ -63,6 +65,7 @@ size_t Piece(std::string_view text) {
 
 }  // namespace
 
+// A fault ends at the first byte that cannot go on, which begins the next character.
 DecodedChar DecodeUtf8(std::string_view text) {
   constexpr char32_t kReplacement = 0xFFFD;
   if (text.empty()) return {0, 0, true};
@@ -99,6 +102,7 @@ DecodedChar DecodeUtf8(std::string_view text) {
   return {code, length, true};
 }
 
+// REQUIRES: a code point up to U+10FFFF.
 void AppendUtf8(char32_t code, std::string* out) {
   const auto put = [&](char32_t bits) { out->push_back(static_cast<char>(bits)); };
   if (code < 0x80) {

@@ -32,6 +32,7 @@ void FillRandom(int64_t rows, int64_t cols, uint64_t seed, Matrix<T>* m) {
   for (T& v : m->data) v = static_cast<T>(static_cast<float>(uniform.next() * scale));
 }
 
+// Seeded by the layer alone: the faulty run and its clean twin, and every rank, get the same weights.
 template <class T>
 void MakeGqa(const ModelConfig& config, int64_t layer, LayerWeights<T>* w) {
   const auto seed = static_cast<uint64_t>(layer) * 8;
@@ -84,6 +85,7 @@ void QuantiseBlocks(Matrix<T>* m, bool pow2, bool transposed) {
 }
 
 // int4, unsigned codes 0..15 with zero point 8, one scale for `group` neighbouring inputs; read with `zero`.
+// The scale is amax / 7: codes 1 to 15 stand for -7 to 7, so that zero is exact and +-amax are too.
 template <class T>
 void QuantiseInt4(Matrix<T>* m, int64_t group, int zero) {
   for (int64_t r = 0; r < m->rows; ++r) {
@@ -104,6 +106,7 @@ void QuantiseInt4(Matrix<T>* m, int64_t group, int zero) {
 
 }  // namespace
 
+// In place, on the layer's float weights: they are never stored in the quantised form, only rounded through it.
 template <class T>
 void ApplyVariant(const ModelConfig& config, const FaultPlan& plan, int64_t layer, LayerWeights<T>* w) {
   switch (plan.def->needs.variant) {

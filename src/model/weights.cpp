@@ -14,6 +14,7 @@ constexpr const char* kEmbedding = "model.embed_tokens.weight";
 constexpr const char* kFinalNorm = "model.norm.weight";
 constexpr const char* kHead = "lm_head.weight";
 
+// What the config wants, for messages.
 std::string Asked(const TensorPart& part) { return "\"" + part.name + "\" of shape " + ShapeText(part.shape); }
 
 // Where a weight is stored, for messages: "FILE: tensor "NAME" at offset N".
@@ -48,6 +49,7 @@ Result<const Weight*> Find(const WeightSource& source, const TensorPart& part) {
 
 // ---- Visitors of layer_names.h ---------------------------------------------------------------------------------
 
+// Presence, shape and dtype of everything; remembers the names.
 class Checker {
  public:
   Checker(const WeightSource& source, std::set<std::string, std::less<>>* used) : source_(source), used_(used) {}
@@ -62,6 +64,7 @@ class Checker {
   std::set<std::string, std::less<>>* used_;
 };
 
+// Decodes into the visited member.
 class Loader {
  public:
   explicit Loader(const WeightSource& source) : source_(source) {}
@@ -85,6 +88,7 @@ class Loader {
   const WeightSource& source_;
 };
 
+// Adds up sizes without touching the file.
 struct Counter {
   int64_t elements = 0;
   template <class Target>
@@ -122,6 +126,7 @@ struct WeightStore::Impl {
   std::vector<std::string> notes;
   std::vector<uint8_t> fused;  // per layer
 
+  // Everything before anything is decoded: a run must not end at layer 60 for a tensor that the file never had.
   Status Check() {
     std::set<std::string, std::less<>> used;
     Checker checker(*source, &used);
@@ -141,6 +146,7 @@ struct WeightStore::Impl {
   // A tensor that no part of the config asks for is either left out for a reason that can be named, or an error: a
   // bias or a norm that goes unused would make every result wrong.
   Status CheckUnused(const std::set<std::string, std::less<>>& used) {
+    // beyond: draft layers (MTP), which follow the decoder's in numbering.
     int64_t beyond = 0, indexer = 0, scales = 0;
     for (const WeightPtr& weight : source->weights()) {
       const std::string& name = weight->name();
@@ -207,6 +213,7 @@ int64_t WeightStore::layer_bytes_f32(int64_t layer) const {
   return status.ok() ? counter.elements * 4 : 0;
 }
 
+// with_experts false leaves the routed ones out: a streamed run takes them one by one (LoadExpert).
 template <class T>
 Result<LayerWeights<T>> WeightStore::LoadLayer(int64_t layer, bool with_experts) const {
   if (layer < 0 || layer >= impl_->config.n_layers) {
@@ -237,6 +244,7 @@ Result<MlpWeights<T>> WeightStore::LoadExpert(int64_t layer, int64_t expert) con
   });
 }
 
+// A tied head is the embedding itself, read once more.
 template <class T>
 Result<EndWeights<T>> WeightStore::LoadEnd() const {
   return Guarded("final norm and head", [&]() -> Result<EndWeights<T>> {
@@ -250,6 +258,7 @@ Result<EndWeights<T>> WeightStore::LoadEnd() const {
   });
 }
 
+// Only the rows asked for: an embedding may take gigabytes.
 template <class T>
 Result<Matrix<T>> WeightStore::LoadEmbedding(const std::vector<int64_t>& ids) const {
   const int64_t h = impl_->config.hidden_size, vocab = impl_->config.vocab_size;

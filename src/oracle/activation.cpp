@@ -67,6 +67,8 @@ Point Act(double x, const ActivationSpec& spec) {
   return {std::nan(""), 0};
 }
 
+// k 4: exponential, sum, quotient, product. k_inner 8: what the argument of the exponential may be off by, in
+// roundings.
 Computed EmptyLike(const Array& x) {
   return {Array::Filled(x.shape), Array::Filled(x.shape), Array::Filled(x.shape), 4, 8, 1};
 }
@@ -110,6 +112,7 @@ std::optional<Activation> ParseActivation(std::string_view word) {
   return std::nullopt;
 }
 
+// One store: the activation itself.
 Computed Activate(const Array& x, const ActivationSpec& spec) {
   Computed c = EmptyLike(x);
   for (int64_t i = 0; i < x.size(); ++i) {
@@ -143,6 +146,7 @@ Result<Computed> Gate(const Array& gate, const Array& up, const ActivationSpec& 
   return c;
 }
 
+// Only takes the halves apart; a wrong layout is what a check tries next.
 Result<Computed> GateFused(const Array& gate_up, GateUpLayout layout, const ActivationSpec& spec) {
   if (gate_up.rank() == 0 || gate_up.cols() % 2 != 0) {
     return Status::BadInput("gate and up together need an even width, not shape " + ShapeText(gate_up.shape));

@@ -8,6 +8,7 @@
 namespace assay::oracle {
 namespace {
 
+// Keeps sizes in bytes and sums of indices far from overflow.
 constexpr int64_t kMostElements = int64_t{1} << 48;
 
 }  // namespace
@@ -29,6 +30,7 @@ std::string ShapeText(std::span<const int64_t> shape) {
   return text + "]";
 }
 
+// A shape that is none (ElementsOf -1) gives no values: the caller has checked it.
 Array Array::Filled(std::vector<int64_t> shape, double value) {
   Array array;
   const int64_t n = ElementsOf(shape);
@@ -53,6 +55,7 @@ Result<Array> MakeArray(std::vector<int64_t> shape, std::vector<double> values) 
   return array;
 }
 
+// Row by row of the last axis: one dispatch on the dtype a row, unless the row is strided.
 Result<Array> Decode(const TensorView& view) {
   const int64_t n = ElementsOf(view.shape);
   if (n < 0 || view.shape.size() != view.strides.size() || BitsOf(view.dtype) == 0 || (n > 0 && view.data == nullptr)) {

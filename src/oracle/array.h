@@ -19,8 +19,10 @@ struct Array {
   std::vector<int64_t> shape;  // rank 0 is one element
   std::vector<double> values;  // row-major, product of shape
 
+  // All elements equal; the start of every result.
   static Array Filled(std::vector<int64_t> shape, double value = 0);
 
+  // Elements.
   int64_t size() const { return static_cast<int64_t>(values.size()); }
   int rank() const { return static_cast<int>(shape.size()); }
   // Size of the last axis, 1 for rank 0; and how many rows of that size there are (all other axes together).

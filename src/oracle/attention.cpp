@@ -16,6 +16,7 @@ constexpr int64_t kVectorsAJob = 32;  // query vectors (row and head) that share
 constexpr int64_t kKeysABlock = 512;  // of the sum over values: a block of the panel stays in the second-level cache
 
 // Sizes and strides, checked.
+// n_rows: of queries; group: query heads a key head; d and dv: sizes of key and value.
 struct Geometry {
   int64_t n_rows, heads, kv_heads, group, keys, d, dv;
   const double* v;  // value of (key s, kv head g) at v + s * v_stride + g * v_head
@@ -30,6 +31,7 @@ Status ShapeFault(const AttentionInput& in) {
       " key positions do not fit together");
 }
 
+// Everything that could lead outside of an array, before anything is computed.
 Result<Geometry> Check(const AttentionInput& in) {
   if (!in.q || !in.k) return Status::BadInput("attention needs queries and keys");
   if (in.q->rank() != 3 || in.k->rank() != 3 || in.q->cols() != in.k->cols()) return ShapeFault(in);
@@ -75,6 +77,7 @@ Result<Geometry> Check(const AttentionInput& in) {
   return g;
 }
 
+// The rows asked for, or all.
 std::vector<int64_t> RowsOf(const AttentionInput& in, const Geometry& g) {
   std::vector<int64_t> rows(in.rows.begin(), in.rows.end());
   if (rows.empty()) {
@@ -112,6 +115,7 @@ Visible VisibleOf(const AttentionInput& in, const AttentionSpec& spec, const Geo
 }
 
 // What turns q·k into a score, for one query row and head.
+// slope 0 adds nothing, not even 0 times an infinite distance.
 struct ScoreRule {
   double scale, soft_cap, slope;
   double query_position;
@@ -160,6 +164,7 @@ PackedHead Pack(const AttentionInput& in, const Geometry& g, int64_t kv_head) {
 }
 
 // One block of query vectors that share a key head.
+// Writes only its own vectors' part of the result, so blocks run in parallel.
 class Block {
  public:
   Block(const AttentionInput& in, const AttentionSpec& spec, const Geometry& g, std::span<const int64_t> rows,
@@ -336,12 +341,14 @@ Result<AttentionResult> Attend(const AttentionInput& in, const AttentionSpec& sp
           .Run(packed, kv_head, job * kVectorsAJob, std::min(vectors, (job + 1) * kVectorsAJob));
     });
   }
+  // One k for all rows: that of the row with the most keys. Sum of products, normalisation by a sum of as many terms.
   double most = 0;
   for (const double seen : result.keys_seen.values) most = std::max(most, seen);
   result.out.k = 2 * most + 16;
   return result;
 }
 
+// In plain loops: small inputs only, and an independent way to what Attend sums up.
 Result<Computed> Scores(const AttentionInput& in, const AttentionSpec& spec) {
   ASSAY_ASSIGN_OR_RETURN(const Geometry g, Check(in));
   const std::vector<int64_t> rows = RowsOf(in, g);

@@ -10,6 +10,7 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kOwnRoundoff = 0x1p-53;
 
+// As bound.h says: what is no float counts as f32.
 double FloatRoundoff(DType dtype) { return IsFloat(dtype) ? UnitRoundoff(dtype) : UnitRoundoff(DType::kF32); }
 
 // Half the smallest subnormal; with f32's range 2^-119: engines flush subnormals, and where an exponential leaves the
@@ -35,6 +36,7 @@ double FloorOf(DType dtype) {
   }
 }
 
+// The walk never passes the worst case: for few roundings 8 sqrt(k) is the larger one.
 double Growth(double k, double u, bool walk) {
   const double worst = Gamma(k, u);
   return walk ? std::min(worst, Gamma(8 * std::sqrt(k), u)) : worst;
@@ -56,6 +58,7 @@ double Gamma(double k, double u) {
 }
 
 double BoundAt(const Computed& c, int64_t i, const Precision& p) {
+  // 2^-53 beside the engine's own: the oracle rounds too.
   const auto grown = [&](double k, double magnitude) {
     if (magnitude == 0) return 0.0;  // also where gamma is infinite
     return (Growth(k, p.accum, p.walk) + Gamma(k, kOwnRoundoff) + p.operand) * magnitude;

@@ -6,6 +6,7 @@
 
 namespace assay::oracle {
 
+// Unscaled rows are copies: k 0, and one store.
 Result<Computed> Embed(std::span<const int64_t> tokens, const Array& table, double scale) {
   if (table.rank() != 2) return Status::BadInput("an embedding of shape " + ShapeText(table.shape));
   for (size_t i = 0; i < tokens.size(); ++i) {

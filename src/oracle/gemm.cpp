@@ -38,6 +38,7 @@ template <int kRows, bool kAbs>
   }
 }
 
+// Arguments of Multiply in one place, so that each instruction set has one entry.
 struct Job {
   const double* a;
   int64_t lda, m;
@@ -49,6 +50,7 @@ struct Job {
   bool add;
 };
 
+// kRows x 8 sums stay in registers: 4 rows need 8 of AVX2's 16, 2 rows 8 of SSE2's.
 template <int kRows>
 [[gnu::always_inline]] inline void Run(const Job& job) {
   const int64_t k = job.k_end - job.k_begin;

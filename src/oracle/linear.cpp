@@ -11,6 +11,7 @@
 namespace assay::oracle {
 namespace {
 
+// Rows that share one read of a panel.
 constexpr int64_t kRowsAJob = 32;
 
 Status CheckShapes(const Array& x, const Array& w, const Array& bias) {
@@ -71,6 +72,7 @@ Result<Computed> LinearAt(const Array& x, const Array& w, const Array& bias, std
   return Linear(flat, chosen, chosen_bias);
 }
 
+// k: the product of a term, and a sum for each of them.
 Result<Computed> LinearCombination(std::span<const Term> terms) {
   if (terms.empty()) return Status::BadInput("a sum of no arrays");
   const Array& first = *terms[0].array;
@@ -91,6 +93,7 @@ Result<Computed> LinearCombination(std::span<const Term> terms) {
   return c;
 }
 
+// The fold of w costs N K a probe, once for all rows; a row then costs N + K.
 Result<std::vector<RowCheck>> CheckLinear(const Array& x, const Array& w, const Array& bias, const Array& y,
                                           const Precision& precision, uint64_t seed, int probes) {
   ASSAY_RETURN_IF_ERROR(CheckShapes(x, w, bias));

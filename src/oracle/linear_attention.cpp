@@ -5,6 +5,7 @@
 
 namespace assay::oracle {
 
+// The given state enters with its own magnitude: roundings of the sum count for it too.
 Result<Computed> UpdateState(const Array& state, const Array& k, const Array& v, int64_t n_rows) {
   const auto shape_fault = [&] {
     return Status::BadInput("a state of shape " + ShapeText(state.shape) + " does not fit keys " + ShapeText(k.shape) +

@@ -8,6 +8,8 @@
 
 namespace assay::oracle {
 
+// w_j = exp(lse_j - lse), out = sum of w_j out_j (model/attention.cpp has the papers). scale and inner:
+// docs/numerics.md, "Oracles".
 Result<MergeResult> MergeChunks(std::span<const Chunk> chunks) {
   if (chunks.empty()) return Status::BadInput("a merge of no chunks");
   const Array& first = *chunks[0].out;

@@ -13,6 +13,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
+// Both forms of the sigmoid avoid an overflowing exponential.
 Result<Computed> ScoresOf(const Array& logits, Scoring scoring) {
   if (scoring == Scoring::kSoftmax) return Softmax(logits);
   Computed c{Array::Filled(logits.shape), Array::Filled(logits.shape), Array::Filled(logits.shape), 4, 2, 1};
@@ -35,6 +36,7 @@ std::vector<int64_t> Ranked(std::span<const double> values) {
   return order;
 }
 
+// Groups of one expert have no second.
 double GroupScoreOf(std::span<const double> group, GroupScore kind) {
   double best = -kInfinity, second = -kInfinity;
   for (const double v : group) {
@@ -44,13 +46,16 @@ double GroupScoreOf(std::span<const double> group, GroupScore kind) {
   return kind == GroupScore::kMax || group.size() < 2 ? best : best + second;
 }
 
+// Of one row.
 struct Choice {
   std::vector<int64_t> ids;
   double margin = kInfinity, set_margin = kInfinity;
 };
 
+// Infinities of one sign are equal: no NaN.
 double Gap(double above, double below) { return above == below ? 0 : above - below; }
 
+// Groups first, then the experts of the groups that are left.
 Choice Choose(std::span<const double> selection, const RouterSpec& spec) {
   Choice choice;
   std::vector<double> open(selection.begin(), selection.end());
@@ -107,6 +112,7 @@ void WeighRow(const Computed& scores, int64_t row, std::span<const int64_t> ids,
   }
 }
 
+// -1 as an id gives NaN as its weight: a choice that could not be made has none.
 Result<Computed> Weigh(const Computed& scores, std::span<const int64_t> ids, const RouterSpec& spec) {
   const int64_t rows = scores.value.rows(), experts = scores.value.cols();
   if (rows == 0 || ids.size() % static_cast<size_t>(rows) != 0) {

@@ -11,6 +11,7 @@ Status CheckVector(const Array& vector, int64_t d, const char* what) {
                           std::to_string(d));
 }
 
+// Vectors that a layer lacks are constant.
 double At(const Array& vector, int64_t i, double otherwise) { return vector.values.empty() ? otherwise : vector[i]; }
 
 }  // namespace
@@ -35,6 +36,8 @@ Result<Computed> RmsNorm(const Array& x, const Array& weight, double eps) {
   return RmsNormGiven(x, weight, eps, mean_squares);
 }
 
+// k: the sum of d squares passes half its relative error through the root, d/2; six more for division, root and
+// products.
 Result<Computed> RmsNormGiven(const Array& x, const Array& weight, double eps, std::span<const double> mean_squares) {
   const int64_t d = x.cols();
   ASSAY_RETURN_IF_ERROR(CheckVector(weight, d, "a norm's weight"));
@@ -53,6 +56,7 @@ Result<Computed> RmsNormGiven(const Array& x, const Array& weight, double eps, s
   return c;
 }
 
+// Two passes here, whatever the engine does; cancellation bounds what one pass would lose.
 Result<Computed> LayerNorm(const Array& x, const Array& weight, const Array& bias, double eps) {
   const int64_t d = x.cols();
   ASSAY_RETURN_IF_ERROR(CheckVector(weight, d, "a norm's weight"));

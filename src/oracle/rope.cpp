@@ -43,6 +43,7 @@ void StretchLlama3(const RopeSpec& spec, std::vector<double>* inverse) {
   }
 }
 
+// Factor of cosines and sines, as configs ask for it.
 double MagnitudeOf(const RopeSpec& spec) {
   if (spec.scaling != RopeScaling::kYarn) return spec.attention_factor.value_or(1.0);
   if (spec.attention_factor) return *spec.attention_factor;
@@ -57,6 +58,7 @@ double MagnitudeOf(const RopeSpec& spec) {
 
 double YarnMagnitude(double factor, double weight) { return factor <= 1 ? 1 : 0.1 * weight * std::log(factor) + 1; }
 
+// Written apart from the native runtime's (model/rope.cpp): an oracle that shared its code would share its mistakes.
 Result<RopeFrequencies> MakeFrequencies(const RopeSpec& spec) {
   const bool stretched = spec.scaling == RopeScaling::kYarn || spec.scaling == RopeScaling::kLlama3;
   if (spec.dim < 2 || spec.dim % 2 != 0 || spec.dim > 1 << 20) {
@@ -110,6 +112,7 @@ Computed CosSinTable(const RopeFrequencies& f, std::span<const double> positions
   return c;
 }
 
+// k 3: two products and a sum. Elements that are not rotated are copies, whose scale is their own magnitude.
 Result<Computed> Rotate(const Array& x, std::span<const double> positions, const RopeFrequencies& f,
                         const RopeLayout& layout) {
   const int64_t half = static_cast<int64_t>(f.inverse.size()), d = x.cols();

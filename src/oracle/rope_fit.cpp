@@ -13,6 +13,8 @@ using Complex = std::complex<double>;
 constexpr int64_t kStepsAStart = 256;  // phases are computed anew so often: drift stays below 256 · 2^-52
 
 // For one row: correlation of y with x turned by p is Re Σ_i z_i exp(-i p f_i), z_i = Σ_heads conj(x_i) y_i.
+// Complex numbers, as turning a pair by an angle is one multiplication: all heads of a row share the position, so
+// their correlations add up before any position is tried.
 class Row {
  public:
   Row(const Array& x, const Array& y, const RopeFrequencies& f, const RopeLayout& layout, int64_t t) : f_(f) {
@@ -88,6 +90,8 @@ double Refine(const Row& row, double p) {
   return (low + high) / 2;
 }
 
+// Largest correlation of the scan, then golden section. The scan's steps of 1/2 resolve the fastest pair, which turns
+// by one radian a position.
 RowRotation FitRow(const Row& row, int64_t first, int64_t last) {
   RowRotation fit;
   if (!row.decidable()) {

@@ -6,6 +6,7 @@
 namespace assay::oracle {
 namespace {
 
+// Bounds that keep strides of a hostile trace from overflowing, and its sizes from filling memory.
 constexpr int64_t kFarthest = int64_t{1} << 62;
 constexpr int64_t kMostPlaces = int64_t{1} << 26;
 
@@ -22,6 +23,7 @@ int64_t Reach(const RowWalk& w, int64_t rows) {
   return sum;
 }
 
+// Strides of an axis of one entry do not matter.
 bool SamePlaces(const RowWalk& a, const RowWalk& b, int64_t rows) {
   return a.heads == b.heads && (rows < 2 || a.row_stride == b.row_stride) &&
          (a.heads < 2 || a.head_stride == b.head_stride);

@@ -9,6 +9,7 @@
 
 namespace assay::oracle {
 
+// Ties go to the lower token, as argmax has it.
 Result<std::vector<GreedyChoice>> Greedy(const Array& logits) {
   constexpr double kLowest = -std::numeric_limits<double>::infinity();
   std::vector<GreedyChoice> choices(static_cast<size_t>(logits.rows()));

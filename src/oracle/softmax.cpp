@@ -51,6 +51,7 @@ Result<Computed> Softmax(const Array& x) {
   return c;
 }
 
+// Absolute errors, not relative ones: a log-probability near 0 is a difference of larger numbers.
 Result<Computed> LogSoftmax(const Array& x) {
   Computed c = EmptyLike(x);
   c.k = 2;

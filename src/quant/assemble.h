@@ -24,6 +24,7 @@ struct Assembly {
 };
 
 // quantization_config as far as the decoders need it. All optional.
+// Where a tensor's own companions already say it, these are not asked.
 struct QuantSettings {
   std::string method;  // quant_method
   int bits = 4;
@@ -37,6 +38,7 @@ QuantSettings ReadQuantSettings(const Json& config);
 // Groups the tensors of one logical weight (codes, scales, zero points, permutations) by the suffixes of the format and
 // adds a decoder for each; everything else is a plain weight. The tensors' data is borrowed.
 
+// tensors: ascending name.
 void AssembleSafetensors(const std::vector<CheckpointTensor>& tensors, const QuantSettings& settings, Assembly* out);
 
 // GGUF: tensors as CheckpointTensor (logical shape, dtype unset), types beside them.
@@ -48,6 +50,7 @@ void AssembleGguf(const std::vector<CheckpointTensor>& tensors, const std::vecto
                   const GgufParts& parts, Assembly* out);
 // config.json of the model that the metadata describes; null when its architecture is not known.
 Json ConfigFromGguf(const GgufFile& file, const std::vector<CheckpointTensor>& tensors);
+// Heads: for the order of rows of llama's queries and keys; 0 when the file does not say.
 GgufParts PartsFromGguf(const GgufFile& file);
 
 }  // namespace assay

@@ -7,6 +7,7 @@
 namespace assay {
 namespace {
 
+// Prefixes; what stands behind ("weight", "bias") is kept.
 struct NamePair {
   std::string_view ggml, ours;
 };
@@ -43,12 +44,14 @@ constexpr NamePair kLayerNames[] = {
 constexpr NamePair kExpertNames[] = {{"ffn_gate_exps.weight", "gate_proj.weight"},
                                      {"ffn_up_exps.weight", "up_proj.weight"},
                                      {"ffn_down_exps.weight", "down_proj.weight"}};
+// All shared experts of a layer are one tensor in the file, as in transformers.
 constexpr NamePair kSharedNames[] = {{"ffn_gate_shexp.weight", "gate_proj.weight"},
                                      {"ffn_up_shexp.weight", "up_proj.weight"},
                                      {"ffn_down_shexp.weight", "down_proj.weight"}};
 
 constexpr int64_t kMaxExperts = int64_t{1} << 16;
 
+// Only this architecture's converter permutes; the others rotate as transformers does.
 bool IsRopeLlama(const std::string& architecture) { return architecture == "llama"; }
 
 // Logical row of transformers' (head, half s, pair j) lies at row (head, pair j, half s) of the file.
@@ -68,6 +71,8 @@ class Assembler {
             Assembly* out)
       : tensors_(tensors), types_(types), parts_(parts), out_(out) {}
 
+  // Tensors first: the halves of kv_b_proj meet when all have been seen. A whole one in the file goes before the
+  // halves.
   void Run() {
     for (size_t i = 0; i < tensors_.size(); ++i) Take(tensors_[i], types_[i]);
     for (auto& [prefix, halves] : halves_) {
@@ -79,6 +84,7 @@ class Assembler {
   }
 
  private:
+  // A tensor by its name; what no rule knows goes to others.
   void Take(const CheckpointTensor& t, uint32_t type) {
     std::string_view name = t.name;
     for (const NamePair& pair : kModelNames) {
@@ -97,6 +103,7 @@ class Assembler {
     Layer(t, type, prefix, name.substr(dot + 1));
   }
 
+  // rest: the name behind "blk.N.".
   void Layer(const CheckpointTensor& t, uint32_t type, const std::string& prefix, std::string_view rest) {
     for (const NamePair& pair : kLayerNames) {
       if (rest.substr(0, pair.ggml.size()) == pair.ggml) {
@@ -143,6 +150,7 @@ class Assembler {
     return MakeRowView(name, std::move(weight).value(), std::move(shape), UnpermutedRows(rows, heads));
   }
 
+  // One stored tensor becomes a row view for each expert; nothing is copied.
   void Experts(const CheckpointTensor& t, uint32_t type, const std::string& prefix, const std::string& suffix) {
     Result<WeightPtr> all = MakeGgmlWeight(t.name, t, type);
     if (!all.ok() || t.shape.size() != 3 || t.shape[0] > kMaxExperts) {

@@ -8,6 +8,8 @@
 namespace assay {
 namespace {
 
+// The grid of scales is [ceil(rows / block_rows), ceil(cols / block_cols)]; one scale and one a row are blocks of
+// other sizes.
 class ByteWeight final : public DecodedWeight<ByteWeight> {
  public:
   // scale_dtype and extents are checked by MakeByteWeight: the grid is [grid_rows, grid_cols].
@@ -44,6 +46,7 @@ class ByteWeight final : public DecodedWeight<ByteWeight> {
   }
 
   // Codes of a block are counted in four tables, so that runs of one code do not wait for each other.
+  // Counts fit 32 bits: a run has at most 2^31 codes.
   bool Tally(WeightTally* tally) const override {
     constexpr int64_t kWorthwhile = 1024;  // codes a block: as many as the tables take to empty
     if (zero_ != nullptr || block_rows() * block_cols() < kWorthwhile) return false;
@@ -95,6 +98,7 @@ class ByteWeight final : public DecodedWeight<ByteWeight> {
   }
 
  private:
+  // at: row-major in the grid.
   template <class T>
   T ScaleAt(int64_t at) const {
     if (scale_ == nullptr) return T{1};
@@ -110,6 +114,7 @@ class ByteWeight final : public DecodedWeight<ByteWeight> {
 
 }  // namespace
 
+// All sizes are held against each other here; Rows and Parts then read without checks.
 Result<WeightPtr> MakeByteWeight(std::string name, const CheckpointTensor& code, const CheckpointTensor* scale,
                                  const CheckpointTensor* zero, int64_t block_rows, int64_t block_cols) {
   if (BitsOf(code.dtype) != 8)

@@ -6,6 +6,7 @@
 
 namespace assay {
 
+// The sum is taken before anything is decoded.
 Status ExportDecoded(const WeightSource& source, const std::string& pattern, uint64_t limit_bytes,
                      const std::string& path) {
   uint64_t total = 0;

@@ -7,6 +7,7 @@
 namespace assay {
 namespace {
 
+// Both codes of a byte.
 struct Pair {
   float low, high;
 };
@@ -21,6 +22,8 @@ constexpr std::array<Pair, 256> MakePairs() {
 }
 constexpr std::array<Pair, 256> kPairs = MakePairs();
 
+// value = e2m1 * scale of the group, then times (or divided by) the global scale. cols is even, and a multiple of the
+// group.
 class Fp4Weight final : public DecodedWeight<Fp4Weight> {
  public:
   Fp4Weight(std::string name, const std::string& format, std::vector<int64_t> shape, const CheckpointTensor& code,
@@ -99,6 +102,7 @@ class Fp4Weight final : public DecodedWeight<Fp4Weight> {
   }
 
  private:
+  // After the product, as its own rounding.
   template <class T>
   void ByGlobal(T* group) const {
     const T global = static_cast<T>(global_);
@@ -118,6 +122,7 @@ class Fp4Weight final : public DecodedWeight<Fp4Weight> {
 
 }  // namespace
 
+// [.., K / 2] bytes, or gpt-oss's [.., K / 32, 16].
 Result<WeightPtr> MakeFp4Weight(std::string name, const CheckpointTensor& code, const CheckpointTensor& scale,
                                 const CheckpointTensor* global, const Fp4Layout& layout) {
   if (BitsOf(code.dtype) != 8)

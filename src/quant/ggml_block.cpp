@@ -3,6 +3,7 @@
 namespace assay {
 namespace {
 
+// Sizes are those of io/gguf.cpp; groups and bits are the format's own (ggml-common.h, the block structs).
 constexpr GgmlFormat kFormats[] = {
     {2, 32, 32, false, UnpackQ4_0, 4},   {3, 32, 32, true, UnpackQ4_1, 4},     {6, 32, 32, false, UnpackQ5_0, 5},
     {7, 32, 32, true, UnpackQ5_1, 5},    {8, 32, 32, false, UnpackQ8_0, 8},    {9, 32, 32, false, UnpackQ8_1, 8},

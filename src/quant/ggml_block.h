@@ -9,6 +9,7 @@
 
 namespace assay {
 
+// Elements; the largest block of any type.
 constexpr int kMaxGgmlBlock = 256;
 
 // One block. Groups have `group` consecutive elements each (GgmlFormat).

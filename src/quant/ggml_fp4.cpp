@@ -7,6 +7,7 @@
 namespace assay {
 namespace {
 
+// half bytes, 2 half codes: low nibbles first.
 void Look(const uint8_t* from, int half, const int8_t* grid, int8_t* code) {
   for (int j = 0; j < half; ++j) {
     code[j] = grid[from[j] & 15];

@@ -19,6 +19,7 @@ void SixBitPairs(const uint8_t* packed, int group, int* scale, int* minimum) {
   }
 }
 
+// halves: d and dmin; packed: SixBitPairs.
 void ScaleByPairs(const uint8_t* halves, const uint8_t* packed, GgmlBlock* block) {
   const float d = HalfAt(halves), dmin = HalfAt(halves + 2);
   for (int g = 0; g < 8; ++g) {

@@ -6,6 +6,7 @@
 namespace assay {
 namespace {
 
+// offset: what stored codes lie above their values.
 void Nibbles(const uint8_t* from, int offset, int8_t* code) {
   for (int j = 0; j < 16; ++j) {
     code[j] = static_cast<int8_t>((from[j] & 15) - offset);
@@ -13,6 +14,7 @@ void Nibbles(const uint8_t* from, int offset, int8_t* code) {
   }
 }
 
+// fifth: the 32-bit word of bits 4.
 void NibblesAndFifthBits(const uint8_t* fifth, const uint8_t* from, int offset, int8_t* code) {
   const uint32_t high = LoadAs<uint32_t>(fifth);
   for (int j = 0; j < 16; ++j) {

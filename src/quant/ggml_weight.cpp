@@ -6,6 +6,7 @@
 namespace assay {
 namespace {
 
+// ggml's numbers of types that are no blocks; kInvalid for the others.
 DType PlainType(uint32_t id) {
   switch (id) {
     case 0:
@@ -29,6 +30,7 @@ DType PlainType(uint32_t id) {
   }
 }
 
+// Numbers as they are, decoded by tensor/decode.h.
 class GgmlPlain final : public DecodedWeight<GgmlPlain> {
  public:
   GgmlPlain(std::string name, const CheckpointTensor& tensor, DType dtype)
@@ -45,6 +47,7 @@ class GgmlPlain final : public DecodedWeight<GgmlPlain> {
   DType dtype_;
 };
 
+// Rows are whole blocks: the GGUF reader has made sure of it.
 class GgmlWeight final : public DecodedWeight<GgmlWeight> {
  public:
   GgmlWeight(std::string name, const CheckpointTensor& tensor, const GgmlFormat& format, const GgmlSize& size)
@@ -105,6 +108,7 @@ class GgmlWeight final : public DecodedWeight<GgmlWeight> {
 
 }  // namespace
 
+// A type whose size is known but not its codes (iq1 to iq3, ternary) is a problem of the tensor, not of the file.
 Result<WeightPtr> MakeGgmlWeight(std::string name, const CheckpointTensor& tensor, uint32_t type_id) {
   if (const DType plain = PlainType(type_id); plain != DType::kInvalid) {
     return WeightPtr(std::make_shared<GgmlPlain>(std::move(name), tensor, plain));

@@ -8,6 +8,7 @@
 namespace assay {
 namespace {
 
+// ggml's name and the family that computes it. deepseek2 stands for V2 and V3: the router tells them apart (Experts).
 struct Architecture {
   std::string_view ggml, model_type;
 };
@@ -16,6 +17,7 @@ constexpr Architecture kArchitectures[] = {
     {"qwen3moe", "qwen3_moe"}, {"deepseek2", "deepseek_v3"}, {"glm4moe", "glm4_moe"},
 };
 
+// Reads "ARCHITECTURE.KEY"; what is missing or of another type is `absent`.
 class Builder {
  public:
   Builder(const GgufFile& file, std::string architecture) : file_(file), architecture_(std::move(architecture)) {}
@@ -49,6 +51,7 @@ class Builder {
   std::string architecture_;
 };
 
+// Tied heads are left out of the file, biases and norms are there or not: tensors say what no key does.
 bool Has(const std::vector<CheckpointTensor>& tensors, std::string_view name) {
   for (const CheckpointTensor& t : tensors) {
     if (t.name == name) return true;
@@ -88,6 +91,7 @@ void Rope(const Builder& from, Json* config) {
   (*config)["rope_scaling"] = std::move(scaling);
 }
 
+// MLA: key_length of absorbed files is c + dr, so the _mla keys go first.
 void Attention(const Builder& from, const std::string& model_type, Json* config) {
   from.Copy("attention.head_count", "num_attention_heads", config);
   from.Copy("attention.head_count_kv", "num_key_value_heads", config);
@@ -108,6 +112,7 @@ void Attention(const Builder& from, const std::string& model_type, Json* config)
   (*config)["v_head_dim"] = value;
 }
 
+// Gating function 2 is the sigmoid (V3), 1 softmax (V2).
 void Experts(const Builder& from, std::string* model_type, Json* config) {
   if (from.Int("expert_count", 0) == 0) return;
   from.Copy("expert_count", "n_routed_experts", config);
@@ -149,6 +154,7 @@ GgufParts PartsFromGguf(const GgufFile& file) {
   return parts;
 }
 
+// Keys that the file lacks are left out, so that the config reader names them or takes the family's default.
 Json ConfigFromGguf(const GgufFile& file, const std::vector<CheckpointTensor>& tensors) {
   const std::string architecture = PartsFromGguf(file).architecture;
   std::string model_type;

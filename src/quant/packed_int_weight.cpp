@@ -15,6 +15,7 @@ namespace {
 
 constexpr int kAwqPlace[8] = {0, 4, 1, 5, 2, 6, 3, 7};  // nibble that holds column c of its eight
 
+// Everything that Make... has checked and derived.
 struct IntLayout {
   IntPacking packing = IntPacking::kGptq;
   int bits = 4;
@@ -73,10 +74,12 @@ class PackedIntWeight final : public DecodedWeight<PackedIntWeight> {
   }
 
  private:
+  // The code at `place` in a word; the file is little-endian.
   int Field(const CheckpointTensor* tensor, int64_t word, int64_t place) const {
     const uint32_t value = LoadAs<uint32_t>(tensor->data + 4 * word);
     return static_cast<int>(value >> (layout_.bits * place) & ((1u << layout_.bits) - 1));
   }
+  // n: output row, k: input column of the logical weight.
   int Code(int64_t n, int64_t k) const {
     const int64_t p = 32 / layout_.bits;
     switch (layout_.packing) {
@@ -115,6 +118,7 @@ class PackedIntWeight final : public DecodedWeight<PackedIntWeight> {
   PackedIntTensors tensors_;
 };
 
+// Shape [a, b], exactly.
 Status Expect(const CheckpointTensor& tensor, int64_t a, int64_t b) {
   if (tensor.shape != std::vector<int64_t>{a, b}) {
     return BadTensor(tensor, "shape " + ShapeText(tensor.shape) + " where " + ShapeText({a, b}) + " is needed");
@@ -145,6 +149,7 @@ Status CompressedShape(const PackedIntTensors& t, int64_t p, IntLayout* layout) 
   return {};
 }
 
+// GPTQ and AWQ, which store [in, out].
 Status TransposedShape(const PackedIntTensors& t, int64_t p, IntLayout* layout) {
   const bool awq = layout->packing == IntPacking::kAwq;
   layout->rows = t.code->shape[1] * (awq ? p : 1);
@@ -156,6 +161,7 @@ Status TransposedShape(const PackedIntTensors& t, int64_t p, IntLayout* layout) 
   return Expect(*t.zero, layout->groups, awq ? layout->rows / p : (layout->rows + p - 1) / p);
 }
 
+// From g_idx (act order), or in equal runs of columns.
 Status Groups(const PackedIntTensors& t, IntLayout* layout) {
   if (layout->groups <= 0 || layout->cols <= 0) return BadTensor(*t.scale, "no scales");
   layout->group.resize(static_cast<size_t>(layout->cols));

@@ -32,6 +32,7 @@ Status BadTensor(const CheckpointTensor& tensor, const std::string& why) {
 
 WeightTally::WeightTally() : min(std::numeric_limits<double>::infinity()), max(-min) {}
 
+// In double: squares of bf16's largest values do not overflow it.
 void WeightTally::Add(float value, uint64_t times) {
   if (times == 0) return;
   const double wide = static_cast<double>(value);
@@ -47,6 +48,7 @@ void WeightTally::Add(float value, uint64_t times) {
   }
 }
 
+// A scalar is one row of one column.
 Weight::Weight(std::string name, std::string format, std::vector<int64_t> shape)
     : name_(std::move(name)), format_(std::move(format)), shape_(std::move(shape)) {
   if (!shape_.empty()) cols_ = shape_.back();
@@ -77,6 +79,7 @@ void Weight::Parts(int64_t row, WeightParts* parts) const {
 
 namespace {
 
+// As stored; float rows of f64 are rounded.
 class PlainWeight final : public DecodedWeight<PlainWeight> {
  public:
   PlainWeight(std::string name, const CheckpointTensor& tensor)
@@ -98,6 +101,7 @@ class PlainWeight final : public DecodedWeight<PlainWeight> {
   const CheckpointTensor& tensor_;
 };
 
+// Shares the base's bytes; stored_bytes is its share by rows.
 class RowView final : public DecodedWeight<RowView> {
  public:
   RowView(std::string name, WeightPtr base, std::vector<int64_t> shape, std::vector<int64_t> order)
@@ -131,6 +135,8 @@ class RowView final : public DecodedWeight<RowView> {
   std::vector<int64_t> order_;
 };
 
+// Row (h, i) is W_UK's for i < dn, else W_UV's. k_b is stored transposed, so that a row of W_UK is a column there:
+// the whole head is decoded once and kept while its rows are read.
 class JoinedKvB final : public DecodedWeight<JoinedKvB> {
  public:
   JoinedKvB(std::string name, WeightPtr k_b, WeightPtr v_b)

@@ -38,6 +38,7 @@ struct StoredPart {
   const CheckpointTensor* tensor;
 };
 
+// Immutable once made; decoding may run in several threads. Borrows the stored tensors.
 class Weight {
  public:
   virtual ~Weight() = default;
@@ -69,6 +70,7 @@ class Weight {
 
  protected:
   Weight(std::string name, std::string format, std::vector<int64_t> shape);
+  // For formats with scales; others stay at 0.
   void SetBlock(int64_t rows, int64_t cols) { block_rows_ = rows, block_cols_ = cols; }
   void AddPart(const char* role, const CheckpointTensor* tensor) {
     if (tensor != nullptr) stored_.push_back({role, tensor});

@@ -23,6 +23,7 @@ struct WeightProblem {
   std::string what;  // the whole message, with file and offset
 };
 
+// Owns the mapped files that its weights decode from: keep it while a weight is used.
 class WeightSource {
  public:
   // path: a folder (safetensors, or else GGUF), a .safetensors or index file, or a .gguf file (the first of a split

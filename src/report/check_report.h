@@ -9,7 +9,9 @@
 
 namespace assay {
 
+// path: of the trace, as the user named it.
 Json CheckJson(const CheckResult& result, const std::string& path);
+// Several lines, not yet escaped: names in it come from the trace (Printable).
 std::string CheckText(const CheckResult& result, const std::string& path);
 // Names, hypotheses, what holds and needs of all checks: schema assay.checks/1, and a table.
 Json CheckListJson();

@@ -9,12 +9,14 @@ namespace {
 
 constexpr size_t kFindingsShown = 6;
 
+// Sentences in one string, as this schema has them.
 std::string Joined(const std::vector<std::string>& lines) {
   std::string text;
   for (const std::string& line : lines) text += (text.empty() ? "" : "; ") + line;
   return text;
 }
 
+// "no fault found" only where something was judged at all.
 const char* Verdicted(const Diagnosis& d) {
   if (!d.findings.empty()) return "fault";
   return d.judged ? "no fault found" : "not testable";
@@ -22,6 +24,7 @@ const char* Verdicted(const Diagnosis& d) {
 
 }  // namespace
 
+// Keys of docs/json.md, assay.diagnose/1.
 Json DiagnoseJson(const Diagnosis& d, const std::string& trace, const std::string& other) {
   Json j;
   j["schema"] = "assay.diagnose/1";
@@ -51,6 +54,7 @@ Json DiagnoseJson(const Diagnosis& d, const std::string& trace, const std::strin
   return j;
 }
 
+// The ladder first, the verdict last, where a terminal leaves it in sight.
 std::string DiagnoseText(const Diagnosis& d, const std::string& trace, const std::string& other) {
   std::string out = "trace      " + trace + "\n";
   // The summary says the verdict of the comparison first.

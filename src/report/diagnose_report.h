@@ -9,6 +9,7 @@
 
 namespace assay {
 
+// trace: the one that is judged; other: the trusted one, used only where two were compared.
 Json DiagnoseJson(const Diagnosis& diagnosis, const std::string& trace, const std::string& other);
 std::string DiagnoseText(const Diagnosis& diagnosis, const std::string& trace, const std::string& other);
 

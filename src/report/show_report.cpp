@@ -13,16 +13,19 @@
 namespace assay {
 namespace {
 
+// An empty list takes everything.
 template <class T>
 bool Listed(const std::vector<T>& list, T value) {
   return list.empty() || std::find(list.begin(), list.end(), value) != list.end();
 }
 
+// One glob that matches is enough.
 bool SiteListed(const std::vector<std::string>& globs, const std::string& name) {
   return globs.empty() ||
          std::any_of(globs.begin(), globs.end(), [&](const std::string& glob) { return GlobMatches(glob, name); });
 }
 
+// "1234abcd:0-11": the first half of the request's key, then positions.
 std::string RowsOf(const Segment& segment) {
   if (segment.n_rows == 0) return {};
   std::string out = segment.padding ? "padding" : segment.request == 0 ? "-" : HexKey(segment.request).substr(0, 8);
@@ -35,6 +38,7 @@ std::string RowsOf(const Segment& segment) {
   return out;
 }
 
+// "[3,4,8]".
 std::string ListText(const std::vector<int64_t>& values) {
   std::string out = "[";
   for (size_t i = 0; i < values.size(); ++i) {
@@ -44,12 +48,14 @@ std::string ListText(const std::vector<int64_t>& values) {
   return out + "]";
 }
 
+// A later value of a key wins, as in the trace.
 Json MetaJson(const Metadata& meta) {
   Json out = Json::object();
   for (const auto& [key, value] : meta) out[key] = value;
   return out;
 }
 
+// Keys of docs/json.md, "damages".
 Json DamageJson(const Damage& damage) {
   Json d;
   d["file"] = damage.file;
@@ -60,6 +66,8 @@ Json DamageJson(const Damage& damage) {
   return d;
 }
 
+// Keys of docs/json.md, assay.show/1. 64-bit words that are no counts are hexadecimal text: JSON numbers of other
+// readers end at 2^53.
 Json EventJson(const ShownEvent& shown) {
   const Event& e = shown.event;
   const Stats& s = shown.stats;
@@ -124,6 +132,7 @@ Json EventJson(const ShownEvent& shown) {
   return j;
 }
 
+// The columns, which AddRow fills in this order.
 TextTable StepTable(bool wide) {
   using Align = TextTable::Align;
   std::vector<std::pair<std::string, Align>> columns = {
@@ -136,12 +145,14 @@ TextTable StepTable(bool wide) {
   return TextTable(std::move(columns));
 }
 
+// A shard says which of how many it is.
 std::string ShapeText(const Event& e) {
   std::string out = ListText(e.shape);
   if (e.shard.count > 1) out += " " + std::to_string(e.shard.index + 1) + "/" + std::to_string(e.shard.count);
   return out;
 }
 
+// Three runs of rows, then how many more: a batch can have hundreds.
 void AddRow(const ShownEvent& shown, bool wide, TextTable* table) {
   const Event& e = shown.event;
   const Stats& s = shown.stats;
@@ -176,10 +187,12 @@ void AddRow(const ShownEvent& shown, bool wide, TextTable* table) {
 
 }  // namespace
 
+// Filters look at what can be read in place; only events that are shown are decoded.
 ShowModel MakeShowModel(const Trace& trace, const ShowOptions& options) {
   ShowModel model;
   model.path = trace.path();
   model.total = trace.event_count();
+  // Globs are matched once a name, not once an event.
   std::vector<uint8_t> wanted_site;
   for (const std::string& name : trace.site_names()) wanted_site.push_back(SiteListed(options.sites, name));
   // (step, event): recording order inside a step.
@@ -195,6 +208,7 @@ ShowModel MakeShowModel(const Trace& trace, const ShowOptions& options) {
       for (int32_t s = 0; s < event.n_segments() && !any; ++s) any = Listed(options.requests, event.segment(s).request);
       if (!any) continue;
     }
+    // Steps that a host does not count are -1 and come first.
     order.emplace_back(event.step(), i);
   }
   std::sort(order.begin(), order.end());
@@ -210,6 +224,8 @@ ShowModel MakeShowModel(const Trace& trace, const ShowOptions& options) {
       shown.engine_name = process.sites[view.site()].engine_name;
       shown.axes = process.sites[view.site()].axes;
     }
+    // Statistics are those of the rows asked for, merged; what was merged is dropped, as a trace may have millions of
+    // cells.
     std::vector<Segment> kept;
     for (Segment& segment : shown.event.segments) {
       if (!Listed(options.requests, segment.request)) continue;
@@ -228,6 +244,7 @@ ShowModel MakeShowModel(const Trace& trace, const ShowOptions& options) {
   return model;
 }
 
+// Steps in order, events of a step in order of recording.
 Json ShowJson(const Trace& trace, const ShowModel& model) {
   Json j;
   j["schema"] = "assay.show/1";
@@ -290,6 +307,7 @@ Json ShowJson(const Trace& trace, const ShowModel& model) {
   return j;
 }
 
+// What was recorded, and behind it what was not.
 std::string ShowText(const Trace& trace, const ShowModel& model, bool wide) {
   std::string out = model.path + ": " + std::to_string(model.total) + " events of " +
                     std::to_string(trace.processes().size()) + " process(es), " + std::to_string(model.matching) +

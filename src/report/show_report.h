@@ -36,6 +36,7 @@ struct ShowModel {
   std::vector<Damage> payload_damages;  // of the events shown, whose payloads are read and checked
 };
 
+// Reads the payloads of the events shown, so that damage in them is seen. trace must outlive the call only.
 ShowModel MakeShowModel(const Trace& trace, const ShowOptions& options);
 Json ShowJson(const Trace& trace, const ShowModel& model);
 std::string ShowText(const Trace& trace, const ShowModel& model, bool wide);

@@ -11,10 +11,12 @@
 namespace assay {
 namespace {
 
+// As traces have it, with N for the layer.
 std::string FullName(const SiteDef& def) {
   return def.per_layer ? "layers.N." + std::string(def.name) : std::string(def.name);
 }
 
+// With the layer or without it.
 bool Wanted(const SiteDef& def, const std::string& pattern) {
   return pattern.empty() || GlobMatches(pattern, FullName(def)) || GlobMatches(pattern, def.name);
 }
@@ -42,6 +44,7 @@ bool AnySite(const std::string& pattern) {
   return std::any_of(sites.begin(), sites.end(), [&](const SiteDef& def) { return Wanted(def, pattern); });
 }
 
+// Keys of docs/json.md, assay.sites/1.
 Json SitesJson(const std::string& pattern) {
   Json j;
   j["schema"] = "assay.sites/1";

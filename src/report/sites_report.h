@@ -9,6 +9,7 @@ namespace assay {
 
 // pattern: glob over the names; empty: all.
 Json SitesJson(const std::string& pattern);
+// Whether a pattern lets any site through.
 bool AnySite(const std::string& pattern);
 std::string SitesText(const std::string& pattern);
 

@@ -11,6 +11,7 @@
 namespace assay {
 namespace {
 
+// Over the finite elements, as sum_sq is.
 double Rms(const WeightStats& s) {
   const uint64_t finite = s.count - s.nan - s.inf;
   return finite == 0 ? 0 : std::sqrt(s.sum_sq / static_cast<double>(finite));
@@ -29,6 +30,7 @@ Json StatsJson(const WeightStats& s) {
   return j;
 }
 
+// null for formats without scales.
 Json ScalesJson(const ScaleStats& s) {
   if (s.count == 0) return nullptr;
   Json j;
@@ -49,6 +51,7 @@ std::string Mebibytes(uint64_t bytes) {
   return text;
 }
 
+// One line for each format, with what it takes on disk.
 void AppendFormats(const WeightsResult& result, std::string* out) {
   struct Sum {
     uint64_t weights = 0, elements = 0, bytes = 0;
@@ -72,6 +75,7 @@ void AppendFormats(const WeightsResult& result, std::string* out) {
 
 }  // namespace
 
+// Keys of docs/json.md, assay.weights/1.
 Json WeightsJson(const WeightsResult& result, const std::string& checkpoint, const std::string& trace) {
   Json j;
   j["schema"] = "assay.weights/1";

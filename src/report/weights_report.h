@@ -8,6 +8,7 @@
 
 namespace assay {
 
+// trace: path as named, empty without one.
 Json WeightsJson(const WeightsResult& result, const std::string& checkpoint, const std::string& trace);
 // all: a line for every weight, not only a summary by format.
 std::string WeightsText(const WeightsResult& result, bool all);

@@ -114,6 +114,7 @@ bool TakeNumber(std::string_view* text, int32_t* out) {
   return true;
 }
 
+// per_layer must fit too: "embed" inside a layer is somebody else's tensor.
 const SiteDef* Find(std::string_view stem, bool per_layer) {
   for (const SiteDef& def : kSites) {
     if (def.per_layer == per_layer && def.name == stem) return &def;
@@ -133,6 +134,7 @@ std::string_view NameOf(SiteOp op) {
 
 std::span<const SiteDef> AllSites() { return kSites; }
 
+// Layer, then ".partial", then the chunk's number are taken off; the table has "J" where that stood.
 SiteName ParseSiteName(std::string_view name) {
   SiteName out;
   std::string_view rest = name;
@@ -186,6 +188,7 @@ int64_t ExecutionOrder(const SiteName& name) {
   return (band << 29) | (index << 22) | (chunk << 1) | (name.partial ? 0 : 1);
 }
 
+// The grammar of SiteDef::inputs_*; names point into `inputs`, which is the table's own text.
 std::vector<std::vector<SiteInput>> ParseSiteInputs(std::string_view inputs) {
   std::vector<std::vector<SiteInput>> alternatives;
   if (inputs.empty()) return alternatives;

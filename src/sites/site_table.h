@@ -52,6 +52,7 @@ struct SiteDef {
 
 std::span<const SiteDef> AllSites();  // in order of execution inside a step and layer
 
+// A name taken apart. Everything that is not canonical is kept, so that FormatSiteName gives the text again.
 struct SiteName {
   int32_t layer = -1;            // -1: not a layer's site
   int32_t chunk = -1;            // of attn.chunk.J.*
