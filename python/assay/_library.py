@@ -14,14 +14,20 @@ ABI_VERSION = 1
 
 
 class CError(ctypes.Structure):
+    """assay_error. The library ends the message with a zero byte and cuts what does not fit."""
+
     _fields_ = [("message", c_char * 1024)]
 
 
 class CPair(ctypes.Structure):
+    """assay_pair: key and value in UTF-8, copied by the library."""
+
     _fields_ = [("key", c_char_p), ("value", c_char_p)]
 
 
 class CRowRun(ctypes.Structure):
+    """assay_row_run: consecutive rows of one request at consecutive positions, or of padding."""
+
     _fields_ = [
         ("request", c_uint64),
         ("first_row", c_int64),
@@ -33,6 +39,8 @@ class CRowRun(ctypes.Structure):
 
 
 class COptions(ctypes.Structure):
+    """assay_options. struct_size tells the library which version of the struct its caller knows."""
+
     _fields_ = [
         ("struct_size", c_uint64),
         ("settings", POINTER(c_char_p)),
@@ -49,10 +57,14 @@ class COptions(ctypes.Structure):
 
 
 class CSiteInfo(ctypes.Structure):
+    """assay_site_info: a name that is said once, for events that refer to it by number."""
+
     _fields_ = [("struct_size", c_uint64), ("name", c_char_p), ("engine_name", c_char_p), ("axes", c_char_p)]
 
 
 class CEvent(ctypes.Structure):
+    """assay_event: one observation. What it points at must live until assay_record returns."""
+
     _fields_ = [
         ("struct_size", c_uint64),
         ("site", c_int64),
@@ -91,6 +103,8 @@ class CEvent(ctypes.Structure):
 
 
 class CRequest(ctypes.Structure):
+    """assay_request. A key of 0 asks for the key of tokens and ordinal."""
+
     _fields_ = [
         ("struct_size", c_uint64),
         ("key", c_uint64),
@@ -102,6 +116,8 @@ class CRequest(ctypes.Structure):
 
 
 class CDropCounts(ctypes.Structure):
+    """assay_drop_counts: observations that were not recorded, by reason, and those that were."""
+
     _fields_ = [
         ("struct_size", c_uint64),
         ("byte_cap", c_uint64),
