@@ -14,6 +14,7 @@ constexpr size_t kExplained = 4;  // findings whose rows are read once more; the
 constexpr size_t kRowsExplained = 4096;
 constexpr double kHeadShare = 0.05;  // a head differs when it differs at least this much of the worst head
 
+// Three digits: what is measured and bounded has no more.
 std::string Number(double x) {
   char buffer[32];
   std::snprintf(buffer, sizeof buffer, "%.2e", x);
@@ -53,6 +54,7 @@ class Maker {
     bad_.bound_basis = outcome_.basis;
     bad_.method = outcome_.reason == RootReason::kChoice ? "diff: digests" : "diff: sketches";
     bad_.cls = outcome_.reason == RootReason::kNonFinite ? fault_class::kRange : fault_class::kUnknown;
+    // Steps of a judgement, not of a probability: how far beyond the bound, and whether the inputs were seen.
     const double excess = outcome_.bound > 0 ? outcome_.measured / outcome_.bound : 1e9;
     bad_.confidence = !outcome_.inputs_known ? 0.5 : excess > 10 ? 0.99 : excess > 2 ? 0.9 : 0.7;
     PickRequest();
@@ -164,6 +166,7 @@ class Maker {
         const Shard shard = event.shard();
         const auto segment = static_cast<int32_t>(piece.segment);
         const int32_t n = event.segment(segment).n_head_cells;
+        // Number of the rank's first head among all; ranks are taken to hold equal counts.
         const int32_t first = shard.count > 1 ? shard.index * n : 0;
         if (!counted.try_emplace({piece.position, first}, true).second) continue;
         if (first == 0) covered[side][block] += piece.rows();
@@ -187,6 +190,7 @@ class Maker {
         if (b == of_b->second.end()) continue;
         double sum = 0;
         for (size_t k = 0; k < kHeadSketchSize; ++k) sum += std::pow(a.sketch[k] - b->second.sketch[k], 2);
+        // Relative, so that a quiet head counts as much as a loud one.
         const double norm = std::max(a.sum_sq, b->second.sum_sq);
         differs[head] += norm > 0 ? sum / norm : 0;
         nonfinite[head] |= a.nonfinite != b->second.nonfinite;
@@ -218,6 +222,7 @@ class Maker {
   void FindRanks() {
     std::vector<int32_t> ranks[2];
     size_t begin[2], end[2];
+    // Any rank holds only a part of the columns.
     bool cut = false;
     for (int side : {kA, kB}) {
       const std::vector<Piece>& pieces = index_.pieces[side];

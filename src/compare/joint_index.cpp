@@ -30,6 +30,7 @@ bool IsRealPhase(Phase phase) { return phase != Phase::kWarmup && phase != Phase
 auto OrderOf(const Piece& p) { return std::tie(p.site, p.request, p.position, p.event, p.segment); }
 
 // Tensors without token rows are what others are computed from (weights, scales): before their layer.
+// Reads of a cache come right behind its writes, whatever order the engine recorded them in.
 int64_t CausalOrder(const JointSite& site) {
   if (site.parsed.def == nullptr && !site.has_rows) {
     SiteName first = site.parsed;
@@ -53,6 +54,7 @@ int64_t CausalOrder(const JointSite& site) {
 }
 
 // Both sides are read at once, each by its own thread; only numbering is common.
+// Numbers stand for names, requests and rows from here on: pieces are sorted and matched by them alone.
 class Builder {
  public:
   Builder(const Trace& a, const Trace& b, int threads) : threads_(threads) {
@@ -83,6 +85,7 @@ class Builder {
   }
 
  private:
+  // Both threads are joined before it returns; f must not touch the other side's state.
   template <class F>
   void ForBoth(F f) {
     if (threads_ == 1) {
@@ -125,6 +128,7 @@ class Builder {
     known_ = slots_;
   }
 
+  // Of a request, announced or not; makes a new slot when the key is new. Not for threads.
   uint32_t SlotOf(uint64_t key) {
     auto [it, is_new] = slots_.try_emplace(key, static_cast<uint32_t>(index_.requests.size()));
     if (is_new) {
@@ -170,6 +174,7 @@ class Builder {
           ++state.left_out.padding;
           continue;
         }
+        // Positions are kept in 32 bits; the reader has refused sums beyond int64.
         const int64_t last = segment.first_position + std::max<int64_t>(segment.n_rows, 1) - 1;
         if (segment.n_rows < 0 || segment.first_position < std::numeric_limits<int32_t>::min() ||
             last > std::numeric_limits<int32_t>::max() ||
@@ -188,6 +193,7 @@ class Builder {
           request = kAnonymous | anonymous;
         }
         state.has_rows[site] |= segment.n_rows > 0;
+        // n_rows fits 32 bits: both ends of its positions do.
         pieces.push_back({site, request, static_cast<int32_t>(segment.first_position),
                           static_cast<uint32_t>(segment.n_rows), static_cast<uint32_t>(i), static_cast<uint32_t>(s)});
       }
@@ -197,6 +203,7 @@ class Builder {
   // Slots below kLocal are common; kLocal | n is the side's n-th request that no request record announced.
   uint32_t KnownOrLocal(int side, uint64_t key) {
     SideState& state = side_[side];
+    // Segments of one request lie together, so most look-ups end here. Key 0 never comes: it means no request.
     if (key == state.last_key) return state.last_slot;
     uint32_t slot = 0;
     if (auto it = known_.find(key); it != known_.end()) {
@@ -211,6 +218,7 @@ class Builder {
     return slot;
   }
 
+  // The n-th event of a site and rank without requests meets the n-th of the other side.
   void AddUnknownRequests() {
     const uint32_t anonymous = std::max(side_[kA].max_anonymous, side_[kB].max_anonymous);
     std::vector<uint32_t> common[2];
@@ -319,6 +327,7 @@ class Builder {
         base += static_cast<uint64_t>(end - out.back().first) - out.back().count;
         out.back().count = static_cast<uint32_t>(end - out.back().first);
       } else {
+        // Enough to refuse; the exact number is not needed.
         if (base >= kMaxRows) break;
         out.push_back({span.request, span.first, span.count, static_cast<uint32_t>(base)});
         base += span.count;
@@ -353,6 +362,7 @@ class Builder {
     std::vector<uint64_t> first_sequence;
     std::vector<uint8_t> has_rows, recorded;
     std::unordered_map<uint64_t, uint32_t> recordings;  // (site, rank): events without a request so far
+    // Largest count in recordings.
     uint32_t max_anonymous = 0;
     std::unordered_map<uint64_t, uint32_t> local;
     std::vector<uint64_t> local_keys;

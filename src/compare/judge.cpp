@@ -23,6 +23,7 @@ double Quantile90(std::vector<float>* values) {
   return (*values)[k];
 }
 
+// The upper one of an even count. Reorders.
 double Median(std::vector<float>* values) {
   if (values->empty()) return 0;
   const size_t k = values->size() / 2;
@@ -37,6 +38,8 @@ std::string Format(const char* format, double x) {
   return buffer;
 }
 
+// One pass over the sites in causal order: a site's inputs are judged before it. Cells of a site are freed behind its
+// last reader, so memory follows the widest stretch of the graph and not its length.
 class Judge {
  public:
   Judge(const JointIndex& index, const SiteGraph& graph, const JudgeOptions& options)
@@ -48,6 +51,7 @@ class Judge {
         inputs_(index, graph, judged_),
         aside_from_(index.n_rows, Judgement::kNever) {}
 
+  // Rows behind other tokens are set aside from the first site on.
   Judgement Run() {
     CountComparisons();
     const std::vector<uint8_t> behind = RowsBehindOtherTokens(index_);

@@ -104,6 +104,7 @@ class Builder final : public nlohmann::json_sax<Json> {
     // Appended to the ordered map's own vector: its emplace would search all earlier keys.
     auto& members = top.json->get_ref<Json::object_t&>();
     using Base = Json::object_t::Container;
+    // Distinct keys are key()'s business.
     static_cast<Base&>(members).emplace_back(std::move(top.key), std::move(value));
     return &members.back().second;
   }
@@ -167,6 +168,7 @@ Result<Json> ParseJson(std::string_view text, std::string_view what, uint64_t ba
     failure = e.what();
   }
   if (parsed) return root;
+  // The library's position where it found the fault; the lexer's where this file did.
   const size_t position =
       builder.position() != std::string::npos ? builder.position() : static_cast<size_t>(reached - text.data());
   if (failure.empty()) failure = builder.error();
@@ -174,6 +176,7 @@ Result<Json> ParseJson(std::string_view text, std::string_view what, uint64_t ba
                           ": " + failure);
 }
 
+// Text that is no UTF-8 (names of files) gets U+FFFD in place of the bad bytes, where dump would throw.
 std::string WriteJson(const Json& json, int indent) {
   constexpr auto kReplace = Json::error_handler_t::replace;
   if (!HasNonFinite(json)) return json.dump(indent, ' ', false, kReplace);
@@ -182,12 +185,14 @@ std::string WriteJson(const Json& json, int indent) {
   return mended.dump(indent, ' ', false, kReplace);
 }
 
+// As text, which docs/json.md promises: JSON has no NaN and no infinities, and null would read as absent.
 Json JsonNumber(double value) {
   if (std::isnan(value)) return "NaN";
   if (std::isinf(value)) return value > 0 ? "Infinity" : "-Infinity";
   return value;
 }
 
+// Linear: objects that are asked this way have few keys.
 const Json* FindKey(const Json& json, std::string_view key) {
   if (!json.is_object()) return nullptr;
   for (const auto& [name, value] : json.get_ref<const Json::object_t&>()) {
