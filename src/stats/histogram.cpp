@@ -68,7 +68,7 @@ int CountOf(const uint8_t* fields, size_t n, uint8_t field) {
   return static_cast<int>(total);
 }
 
-// Types whose exponents are counted from their fields, where rows are contiguous: what a decoder mostly consists of,
+// Types whose exponents are counted from their fields, where groups are contiguous: what a decoder mostly consists of,
 // and at one row a step the histogram would cost as much as all the rest.
 template <class Word, int kMantissa, int kBias>
 struct Binary {
@@ -83,21 +83,33 @@ using Bf16Bits = Binary<uint16_t, 7, 127>;
 using F16Bits = Binary<uint16_t, 10, 15>;
 using F32Bits = Binary<uint32_t, 23, 127>;
 
+// Whether the columns are runs of whole groups, as those of heads that are cut out of wider ones.
+bool HasRuns(const Layout& layout) {
+  return layout.axes.size() == 2 && layout.axes[1].stride == 1 && layout.axes[1].size % kLanes == 0;
+}
+
+// REQUIRES: HasRuns; the first column of a group.
+int64_t PlaceInRuns(const Layout& layout, int64_t col) {
+  const int64_t run = col / layout.axes[1].size;
+  return run * layout.axes[0].stride + col - run * layout.axes[1].size;
+}
+
 template <class Bits>
-void SampleContiguous(const Layout& layout, const Kernel& kernel, int64_t first_row, const Sampling& sampling,
-                      Stats* stats) {
+void SampleGroups(const Layout& layout, const Kernel& kernel, int64_t first_row, const Sampling& sampling,
+                  Stats* stats) {
   constexpr auto kTop = static_cast<uint8_t>(Bits::kFieldMax);  // not finite
   typename Bits::word values[kMaxSamples];
   const auto* data = static_cast<const uint8_t*>(layout.data);
   constexpr auto kBytes = static_cast<int64_t>(sizeof(values[0]));
   size_t n = 0;
-  if (sampling.groups == sampling.per_row && sampling.shift == 0) {  // one short row, all of it: a decoder's step
-    n = static_cast<size_t>(layout.cols);
-    std::memcpy(values, data + (layout.offset_elems + first_row * layout.row_stride) * kBytes, n * kBytes);
+  const auto row_at = [&](int64_t row) { return layout.offset_elems + (first_row + row) * layout.row_stride; };
+  if (layout.contiguous && sampling.groups == sampling.per_row && sampling.shift == 0) {
+    n = static_cast<size_t>(layout.cols);  // one short row, all of it: a decoder's step
+    std::memcpy(values, data + row_at(0) * kBytes, n * kBytes);
   } else {
     sampling.Each([&](int64_t row, int64_t col) {
       const int64_t some = std::min<int64_t>(kLanes, layout.cols - col);
-      const uint8_t* from = data + (layout.offset_elems + (first_row + row) * layout.row_stride + col) * kBytes;
+      const uint8_t* from = data + (row_at(row) + (layout.contiguous ? col : PlaceInRuns(layout, col))) * kBytes;
       if (some == kLanes) {  // a size that the compiler knows
         std::memcpy(values + n, from, kLanes * kBytes);
       } else {
@@ -164,10 +176,10 @@ void SampleHistogram(const Layout& layout, const Kernel& kernel, int64_t first_r
   stats->histogram_samples = 0;
   if (n_rows <= 0 || layout.cols <= 0) return;
   const Sampling sampling(layout, n_rows);
-  if (layout.contiguous) {
-    if (layout.dtype == DType::kBF16) return SampleContiguous<Bf16Bits>(layout, kernel, first_row, sampling, stats);
-    if (layout.dtype == DType::kF16) return SampleContiguous<F16Bits>(layout, kernel, first_row, sampling, stats);
-    if (layout.dtype == DType::kF32) return SampleContiguous<F32Bits>(layout, kernel, first_row, sampling, stats);
+  if (layout.contiguous || HasRuns(layout)) {
+    if (layout.dtype == DType::kBF16) return SampleGroups<Bf16Bits>(layout, kernel, first_row, sampling, stats);
+    if (layout.dtype == DType::kF16) return SampleGroups<F16Bits>(layout, kernel, first_row, sampling, stats);
+    if (layout.dtype == DType::kF32) return SampleGroups<F32Bits>(layout, kernel, first_row, sampling, stats);
   }
 
   uint16_t counts[kBins];  // 512 samples at most
