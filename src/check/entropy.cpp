@@ -88,8 +88,8 @@ void CheckEntropy(const Capture& capture, CheckReport* report) {
       FromQueries(capture, *capture.Info(ids[i]), &tally, report);
     }
     if (tally.n < kMinSamples) continue;
-    report->Note(name + ": mean entropy " + Num(tally.sum / static_cast<double>(tally.n)) + " of ln(keys) over " +
-                 std::to_string(tally.n) + " rows and heads");
+    report->Note(name + ": mean entropy " + NumberText(tally.sum / static_cast<double>(tally.n)) +
+                 " of ln(keys) over " + std::to_string(tally.n) + " rows and heads");
     if (tally.uniform < tally.n && tally.collapsed < tally.n) {
       report->Right(tally.first);
       continue;

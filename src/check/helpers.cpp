@@ -1,19 +1,12 @@
 #include "check/helpers.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <set>
 
 #include "tensor/decode.h"
 
 namespace assay::check {
-
-std::string Num(double value) {
-  char text[40];
-  std::snprintf(text, sizeof text, "%.6g", value);
-  return text;
-}
 
 Suspicion At(const EventInfo& info, std::string_view cls, int rank) {
   Suspicion s;

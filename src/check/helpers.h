@@ -6,12 +6,10 @@
 #include <string_view>
 #include <vector>
 
+#include "base/number_text.h"
 #include "check/check.h"
 
 namespace assay::check {
-
-// "1.4427", for evidence.
-std::string Num(double value);
 
 // A suspicion at an event, with name, rank and step filled in.
 Suspicion At(const EventInfo& info, std::string_view cls, int rank);

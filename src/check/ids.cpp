@@ -111,7 +111,7 @@ void JudgeLengths(const Tensor& t, CheckReport* report) {
   Suspicion s = Exact(*t.info, fault_class::kKvIdent);
   AddRows(t, bad, &s.bad);
   const size_t r = static_cast<size_t>(first - bad.begin());
-  s.bad.evidence.push_back("length " + Num(t.values[r]) + " where the newest token is at position " +
+  s.bad.evidence.push_back("length " + NumberText(t.values[r]) + " where the newest token is at position " +
                            Text(t.rows[r].position));
   report->Found(std::move(s));
 }
@@ -156,7 +156,7 @@ void JudgePositions(const Capture& capture, const Tensor& t, CheckReport* report
     s.bad.constant = "position given - position of the row";
   }
   s.bad.evidence.push_back(drafts ? "positions were advanced by the drafts, not by what was accepted"
-                                  : "positions differ from the rows' own, by " + Num(offset) +
+                                  : "positions differ from the rows' own, by " + NumberText(offset) +
                                         (same ? "" : " and others"));
   report->Found(std::move(s));
 }

@@ -24,7 +24,7 @@ void JudgeDeclared(const Capture& capture, const EventInfo& info, CheckReport* r
     s.bad.bound = 1;
     s.bad.bound_basis = "exact: a cache of " + std::string(NameOf(*dtype)) + " has the scale 1";
     s.bad.confidence = 0.9;
-    s.bad.evidence.push_back(std::string(key) + " " + Num(scale) + " with kv_cache_dtype " +
+    s.bad.evidence.push_back(std::string(key) + " " + NumberText(scale) + " with kv_cache_dtype " +
                              std::string(NameOf(*dtype)));
     return report->Found(std::move(s));
   }
@@ -108,12 +108,12 @@ void JudgeDynamic(const Capture& capture, const Tensor& scale, CheckReport* repo
   AddRows(scale, bad, &s.bad);
   s.bad.measured = worst;
   s.bad.bound = bound;
-  s.bad.bound_basis = "scale / (largest magnitude / " + Num(code) + ") - 1: two roundings of the scale";
+  s.bad.bound_basis = "scale / (largest magnitude / " + NumberText(code) + ") - 1: two roundings of the scale";
   s.bad.constant_value = ratio;
   s.bad.constant = "scale used / that of the tensor";
   s.bad.confidence = 0.95;
-  s.bad.evidence.push_back("the scale is " + Num(ratio) + " times the largest magnitude of " + of + " over " +
-                           Num(code));
+  s.bad.evidence.push_back("the scale is " + NumberText(ratio) + " times the largest magnitude of " + of + " over " +
+                           NumberText(code));
   report->Found(std::move(s));
 }
 

@@ -37,7 +37,7 @@ void JudgeIds(const Capture& capture, const Tensor& ids, CheckReport* report) {
     const bool twice = std::adjacent_find(row.begin(), row.end()) != row.end();
     const bool outside = !row.empty() && experts > 0 && row.back() >= static_cast<double>(experts);
     bad[static_cast<size_t>(r)] = twice || outside;
-    if (line.empty() && outside) line = "expert " + Num(row.back()) + " of " + std::to_string(experts);
+    if (line.empty() && outside) line = "expert " + NumberText(row.back()) + " of " + std::to_string(experts);
     if (line.empty() && twice) line = "an expert is chosen twice in a row";
   }
   if (line.empty()) return report->Right(ids.info->id);
@@ -66,7 +66,7 @@ void JudgeCounts(const Capture& capture, const Tensor& counts, CheckReport* repo
   for (size_t e = 0; e < experts; ++e) sum += counts.values[e], want += all[e];
   Suspicion s = Exact(info, fault_class::kKernel);
   s.bad.measured = std::fabs(sum - want);
-  s.bad.evidence.push_back("counts sum to " + Num(sum) + ", the chosen experts to " + Num(want));
+  s.bad.evidence.push_back("counts sum to " + NumberText(sum) + ", the chosen experts to " + NumberText(want));
   report->Found(std::move(s));
 }
 

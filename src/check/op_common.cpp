@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <limits>
 #include <map>
+
+#include "base/number_text.h"
 
 namespace assay::op {
 namespace {
@@ -35,12 +36,6 @@ void FillRows(FirstBad* bad, const Tensor& tensor, std::span<const int64_t> rows
     if (id.request == bad->request) positions.push_back(id.position);
   }
   bad->positions = RangesOf(std::move(positions));
-}
-
-std::string NumberText(double value) {
-  char text[40];
-  std::snprintf(text, sizeof text, "%.6g", value);
-  return text;
 }
 
 // The rung of the ladder that a cause belongs to, where it is not that of the operation.

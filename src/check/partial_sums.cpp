@@ -95,7 +95,7 @@ void Report(const Capture& capture, EventId id, const SegmentSummary& rows, cons
   if (sum.alone >= 0) {
     s.bad.evidence.push_back("it equals what rank " + std::to_string(sum.alone) + " put in alone");
   } else {
-    s.bad.evidence.push_back("it is not the sum of what the ranks put in; " + Num(sum.factor) +
+    s.bad.evidence.push_back("it is not the sum of what the ranks put in; " + NumberText(sum.factor) +
                              " x the sum is nearest");
   }
   report->Found(std::move(s));

@@ -121,11 +121,12 @@ void CheckRepeats(const Capture& capture, CheckReport* report) {
       AddRows(**first, worst.rows, &s.bad);
       s.bad.measured = worst.real;
       s.bad.bound = bound;
-      s.bad.bound_basis = bound == 0 ? "exact: integers of equal operands"
-                                     : "64 u of the row's largest magnitude for sums in another order, u = " + Num(u);
+      s.bad.bound_basis = bound == 0
+                              ? "exact: integers of equal operands"
+                              : "64 u of the row's largest magnitude for sums in another order, u = " + NumberText(u);
       s.bad.confidence = 0.95;
       s.bad.evidence.push_back(std::to_string(g.repeats.size()) + " repeats, repeat " +
-                               std::to_string(capture.Info(odd)->repeat) + " differs by " + Num(worst.real) +
+                               std::to_string(capture.Info(odd)->repeat) + " differs by " + NumberText(worst.real) +
                                " of the row's largest magnitude");
       s.bad.evidence.push_back(padding_differs ? "only padding rows or unowned slots differ before it"
                                                : "no recorded operand differs before it");

@@ -77,7 +77,7 @@ class Saturation final : public ScanCheck {
       s.bad.bound_basis =
           cache ? "share of values in the top binade of the cache's range" : "largest magnitude below 65504";
       s.bad.confidence = cache ? 0.8 : 0.6;
-      s.bad.evidence.push_back("the largest magnitude " + Num(hit.segment.abs_max) + " is the end of the range");
+      s.bad.evidence.push_back("the largest magnitude " + NumberText(hit.segment.abs_max) + " is the end of the range");
       report->Found(std::move(s));
     }
     if (judged_ == 0)
@@ -85,7 +85,7 @@ class Saturation final : public ScanCheck {
                              "record compute_dtype, or kv_cache_dtype on attn.kv_write");
     if (found_.empty()) report->Right(last_);
     report->Note(std::to_string(judged_) + " segments of small range" +
-                 (largest_ > 0 ? ", largest float16 magnitude " + Num(largest_) : ""));
+                 (largest_ > 0 ? ", largest float16 magnitude " + NumberText(largest_) : ""));
   }
 
  private:

@@ -40,10 +40,10 @@ void Judge(const Tensor& t, bool logarithms, CheckReport* report) {
     s.local = std::isfinite(worst);  // NaN has its source elsewhere
     s.bad.measured = worst;
     s.bad.bound = bound;
-    s.bad.bound_basis =
-        "|sum - 1|: the rounding of the probabilities, u = " + Num(u) + ", and of the sum over " + std::to_string(keys);
+    s.bad.bound_basis = "|sum - 1|: the rounding of the probabilities, u = " + NumberText(u) +
+                        ", and of the sum over " + std::to_string(keys);
     s.bad.confidence = 0.9;
-    s.bad.evidence.push_back("a row sums to 1 within " + Num(worst) + " only");
+    s.bad.evidence.push_back("a row sums to 1 within " + NumberText(worst) + " only");
     return report->Found(std::move(s));
   }
   report->Right(info.id, worst, bound);

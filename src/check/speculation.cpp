@@ -29,7 +29,7 @@ void JudgeAccepted(const Capture& capture, const Tensor& accepted, CheckReport* 
     }
     bad[r] = took != want || took < 0 || (drafts && took > static_cast<double>(*drafts));
     if (bad[r] && line.empty())
-      line = Num(took) + " drafts were accepted, " + Num(want) + " leading ones equal the target's";
+      line = NumberText(took) + " drafts were accepted, " + NumberText(want) + " leading ones equal the target's";
   }
   if (line.empty()) return report->Right(info.id);
   Suspicion s = At(info, fault_class::kSpec, 3);
@@ -129,7 +129,7 @@ void JudgeState(const Capture& capture, const Tensor& state, CheckReport* report
     s.bad.positions = {{who.position, who.position}};
     s.bad.measured = fit.best;
     s.bad.bound = bound;
-    s.bad.bound_basis = "4 u (rows + 2) of the state's largest magnitude, u = " + Num(u);
+    s.bad.bound_basis = "4 u (rows + 2) of the state's largest magnitude, u = " + NumberText(u);
     s.bad.confidence = fit.n >= 0 ? 0.99 : 0.8;
     if (fit.n >= 0) {
       s.bad.constant_value = static_cast<double>(fit.n - want);

@@ -3,7 +3,6 @@
 // richer one never hides a simpler one.
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 
 #include "check/weights_slab.h"
 #include "finding/finding.h"
@@ -91,14 +90,6 @@ WeightExplanation Unexplained(const WeightSlab& s) {
 }
 
 }  // namespace
-
-std::string NumberText(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.10g", value);
-  return text;
-}
-
-std::string NumberText(int64_t value) { return std::to_string(value); }
 
 WeightExplanation Explained(std::string_view cls, Constant constant, std::vector<std::string> evidence,
                             double confidence) {

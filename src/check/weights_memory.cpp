@@ -313,8 +313,8 @@ class MemoryChecker {
     bad->evidence.push_back(NumberText(different) + " of " + NumberText(s.size()) + " elements differ from " +
                             piece.weight->name() + " (" + piece.weight->format() + "); first at [" +
                             NumberText(piece.first_row + first / s.cols) + ", " +
-                            NumberText(piece.first_col + first % s.cols) + "]: " + NumberText(s.actual[at]) +
-                            " in memory, " + NumberText(s.expect[at]) + " in the checkpoint");
+                            NumberText(piece.first_col + first % s.cols) + "]: " + NumberText(s.actual[at], 9) +
+                            " in memory, " + NumberText(s.expect[at], 9) + " in the checkpoint");
   }
 
   const WeightSource& source_;

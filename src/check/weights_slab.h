@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/number_text.h"
 #include "quant/weight.h"
 
 namespace assay {
@@ -70,8 +71,6 @@ MaybeExplained FitTable(const WeightSlab& slab);              // codes decoded b
 MaybeExplained FitCodeOrder(const WeightSlab& slab);          // codes exchanged within short runs
 
 // ---- Helpers ---------------------------------------------------------------------------------------------------
-std::string NumberText(double value);
-std::string NumberText(int64_t value);
 WeightExplanation Explained(std::string_view cls, Constant constant, std::vector<std::string> evidence,
                             double confidence = 0.95);
 // Equal up to a few roundings.

@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/number_text.h"
 #include "fit/fits.h"
 #include "fit/groups.h"
-#include "fit/number_text.h"
 
 namespace assay::fit {
 namespace {
