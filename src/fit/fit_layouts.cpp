@@ -61,9 +61,9 @@ void FitTransposed(const Evidence& evidence, int64_t a, int64_t b, int64_t inner
   for (const auto& [p, q] : {std::pair{a, b}, std::pair{b, a}}) {
     Explanation x{Kind::kTransposed, Axis::kAll};
     x.parameters = std::string(what) + " swapped";
-    const auto source = [stretch, inner, p = p, q = q](int64_t i) {
+    const auto source = [stretch, inner, rows = p, columns = q](int64_t i) {
       const int64_t unit = i % stretch / inner;
-      return i - i % stretch + (unit % p * q + unit / p) * inner + i % inner;
+      return i - i % stretch + (unit % rows * columns + unit / rows) * inner + i % inner;
     };
     FitOrder(evidence, source, 2, x, found);
     if (a == b) return;
