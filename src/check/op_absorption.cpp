@@ -5,6 +5,8 @@
 
 #include "check/op_checks.h"
 #include "check/op_explain.h"
+#include "check/op_fitted.h"
+#include "check/op_other_weight.h"
 #include "oracle/linear.h"
 
 namespace assay::check {
@@ -132,6 +134,17 @@ oracle::Computed PerHead(const Array& x, const Array& w, bool keys, int64_t shif
   return y;
 }
 
+// The second operand taken from another layer or rank.
+std::optional<Explanation> OtherAbsorbed(const Subject& s, const Operation& product, const oracle::Computed& right) {
+  const auto in = product.arrays();
+  return ForOtherWeights(s, product.inputs[1].name, in[1], [&](const OtherWeight& w) -> std::optional<Explanation> {
+    const std::vector<Array> changed{in[0], w.value};
+    const auto y = product.run(changed);
+    if (!FitsBetter(s, right, y)) return std::nullopt;
+    return Weighed(s, right, *y, w.why);
+  });
+}
+
 // attn.q_latent of attn.q_nope (keys), attn.out of attn.latent_out.
 void JudgePerHead(Subject& s, const std::string& input, bool keys) {
   const TensorPtr whole = s.Operand(input);
@@ -173,6 +186,7 @@ void JudgePerHead(Subject& s, const std::string& input, bool keys) {
       if (Fits(s, run(0, reading)(product.arrays())))
         return Explanation{fault_class::kStride, "fits the memory of " + w->name + " read as its transpose"};
     }
+    if (auto why = OtherAbsorbed(s, product, right)) return why;
     const double ratio = ConstantRatio(s.actual(), right.value, s.judged(), std::max(1e-4, 8 * s.precision().store));
     if (!std::isnan(ratio))
       return Explanation{fault_class::kScale, "the result is one constant off", ratio, "result used / expected"};
@@ -191,8 +205,8 @@ void JudgeUp(Subject& s, bool keys) {
   const HeadRange range = HeadsOf(s, heads, *w);
   Operation up;
   up.inputs = {{latent->info->name, latent}, {w->info->name, w}};
-  const auto run = [&](int64_t shift) {
-    return [&, shift](std::span<const Array> in) -> Result<oracle::Computed> {
+  const auto run = [&](int64_t shift, bool of_keys) {
+    return [&, shift, of_keys](std::span<const Array> in) -> Result<oracle::Computed> {
       const int64_t c = in[0].cols(), n = in[1].size() / std::max<int64_t>(c, 1);
       if (n % range.all != 0 || n / range.all < cols || in[1].size() != n * c)
         return Status::BadInput("kv_b_proj has other heads than " + s.info().name);
@@ -200,7 +214,7 @@ void JudgeUp(Subject& s, bool keys) {
       std::vector<int64_t> rows;
       for (int64_t h = 0; h < heads; ++h)
         for (int64_t j = 0; j < cols; ++j)
-          rows.push_back((range.first + (h + shift) % heads) * own + (keys ? j : own - cols + j));
+          rows.push_back((range.first + (h + shift) % heads) * own + (of_keys ? j : own - cols + j));
       ASSAY_ASSIGN_OR_RETURN(Array picked, oracle::TakeRows({{n, c}, in[1].values}, rows));
       ASSAY_ASSIGN_OR_RETURN(oracle::Computed y,
                              oracle::Linear({{in[0].size() / c, c}, in[0].values}, picked, {{0}, {}}));
@@ -208,13 +222,17 @@ void JudgeUp(Subject& s, bool keys) {
       return y;
     };
   };
-  up.run = run(0);
+  up.run = run(0, keys);
   JudgeOperation(s, up, [&](const Difference&, const oracle::Computed& right) -> std::optional<Explanation> {
     for (int64_t shift = 1; shift < heads; ++shift) {
-      if (Fits(s, run(shift)(up.arrays())))
+      if (Fits(s, run(shift, keys)(up.arrays())))
         return Explanation{fault_class::kTpShard,
                            "fits the rows of other heads: head h takes those of head h + " + std::to_string(shift)};
     }
+    if (Fits(s, run(0, !keys)(up.arrays())))
+      return Explanation{fault_class::kLoad, keys ? "fits the rows of values in place of those of keys"
+                                                  : "fits the rows of keys in place of those of values"};
+    if (auto why = OtherAbsorbed(s, up, right)) return why;
     const double ratio = ConstantRatio(s.actual(), right.value, s.judged(), std::max(1e-4, 8 * s.precision().store));
     if (!std::isnan(ratio))
       return Explanation{fault_class::kScale, "the result is one constant off", ratio, "result used / expected"};

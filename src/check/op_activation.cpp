@@ -34,7 +34,7 @@ std::optional<Explanation> OtherFunction(const Subject& s, const ActivationSpec&
     if (kind == declared.kind) continue;
     ActivationSpec spec = declared;
     spec.kind = kind;
-    if (const auto other = run(spec); Fits(s, other)) {
+    if (const auto other = run(spec); FitsBetter(s, right, other)) {
       return Weighed(s, right, *other,
                      {fault_class::kKernel, "fits the activation " + std::string(NameOf(kind)) + ", " +
                                                 std::string(NameOf(declared.kind)) + " is declared"});
@@ -43,7 +43,7 @@ std::optional<Explanation> OtherFunction(const Subject& s, const ActivationSpec&
   if (declared.kind != Activation::kSwigluOai) return std::nullopt;
   ActivationSpec open = declared;
   open.limit = 0;
-  if (const auto other = run(open); Fits(s, other))
+  if (const auto other = run(open); FitsBetter(s, right, other))
     return Weighed(s, right, *other, {fault_class::kKernel, "fits the activation without its limit"});
   return std::nullopt;
 }
@@ -65,7 +65,7 @@ void JudgeFused(Subject& s) {
   act.run = [&](std::span<const Array> in) { return with(interleaved, *declared, in[0]); };
   JudgeOperation(s, act, [&](const Difference&, const Computed& right) -> std::optional<Explanation> {
     const Array gate_up = ToArray(*both);
-    if (const auto other = with(!interleaved, *declared, gate_up); Fits(s, other)) {
+    if (const auto other = with(!interleaved, *declared, gate_up); FitsBetter(s, right, other)) {
       return Weighed(s, right, *other,
                      {fault_class::kMoeLayout, interleaved ? "fits halves, interleaved gate and up are declared"
                                                            : "fits interleaved gate and up, halves are declared"});
@@ -75,7 +75,7 @@ void JudgeFused(Subject& s) {
     for (int64_t r = 0; r < swapped.rows(); ++r) {
       for (int64_t c = 0; c < n; ++c) swapped[r * n + c] = gate_up[r * n + (interleaved ? (c ^ 1) : (c + half) % n)];
     }
-    if (const auto other = with(interleaved, *declared, swapped); Fits(s, other))
+    if (const auto other = with(interleaved, *declared, swapped); FitsBetter(s, right, other))
       return Weighed(s, right, *other, {fault_class::kMoeLayout, "fits up in front of gate"});
     if (auto why = OtherFunction(s, *declared, right,
                                  [&](const ActivationSpec& spec) { return with(interleaved, spec, gate_up); }))
@@ -126,7 +126,7 @@ void JudgeDense(Subject& s) {
             OtherFunction(s, *declared, right, [&](const ActivationSpec& spec) { return with(in[0], in[1], spec); }))
       return why;
     if (up == nullptr) return std::nullopt;
-    if (const auto other = with(in[1], in[0], *declared); Fits(s, other))
+    if (const auto other = with(in[1], in[0], *declared); FitsBetter(s, right, other))
       return Weighed(s, right, *other, {fault_class::kMoeLayout, "fits the activation on up in place of gate"});
     if (auto why =
             OtherFunction(s, *declared, right, [&](const ActivationSpec& spec) { return with(in[1], in[0], spec); })) {
@@ -135,7 +135,7 @@ void JudgeDense(Subject& s) {
       return why;
     }
     const Computed alone = oracle::Activate(in[0], *declared);
-    if (Fits(s, alone))
+    if (FitsBetter(s, right, alone))
       return Weighed(s, right, alone, {fault_class::kKernel, "fits the activation of gate, not multiplied by up"});
     return std::nullopt;
   });

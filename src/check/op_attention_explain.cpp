@@ -5,6 +5,7 @@
 #include <map>
 
 #include "check/op_attention.h"
+#include "check/op_attention_trial.h"
 #include "check/op_explain.h"
 #include "check/op_fitted.h"
 
@@ -12,34 +13,6 @@ namespace assay::op {
 namespace {
 
 using oracle::Array;
-
-// Candidates that fit, best first by residual with a bonus for the earlier one.
-class Trial {
- public:
-  Trial(const Subject& out, const Difference& declared) : out_(out), declared_(declared) {}
-
-  // True when it fits; `why` is kept if it is the best so far.
-  bool Try(const AttentionCall& call, Explanation why) {
-    auto values = Recompute(call);
-    return values.ok() && TryValues(values->out, std::move(why));
-  }
-  bool TryValues(const oracle::Computed& out, Explanation why) {
-    const Difference d = Differ(out_.actual(), out, out_.precision(), out_.judged(), 4);
-    if (!d.ok || d.measured > declared_.measured / 2) return false;
-    if (!best_ || d.measured < residual_ / 2) {
-      best_ = std::move(why);
-      residual_ = d.measured;
-    }
-    return true;
-  }
-  std::optional<Explanation> best() const { return best_; }
-
- private:
-  const Subject& out_;
-  const Difference& declared_;
-  std::optional<Explanation> best_;
-  double residual_ = 0;
-};
 
 // ---- other memory --------------------------------------------------------------------------------------------------
 
@@ -119,93 +92,6 @@ void TryGraph(const Subject& out, const AttentionCall& call, Trial* trial) {
       trial->Try(changed,
                  {fault_class::kGraph, "fits " + names[part] + " of step " + std::to_string((*old)->info->event.step) +
                                            ": the launch is bound to an address that the operand has left"});
-    }
-  }
-}
-
-// ---- which keys ----------------------------------------------------------------------------------------------------
-
-void TryMasks(const AttentionCall& call, Trial* trial) {
-  const auto with = [&](auto change, std::string text, double constant = kNone, std::string meaning = "") {
-    AttentionCall changed = call;
-    change(changed);
-    return trial->Try(changed, {fault_class::kMask, std::move(text), constant, std::move(meaning)});
-  };
-  const int64_t window = call.spec.window;
-  if (window > 0) {
-    for (int64_t by : {1, -1, 2, -2, 3, -3}) {
-      if (window + by < 1) continue;
-      if (with([&](AttentionCall& c) { c.spec.window = window + by; },
-               "fits a window of " + std::to_string(window + by) + ", " + std::to_string(window) + " declared",
-               static_cast<double>(by), "keys seen beyond the declared window")) {
-        break;
-      }
-    }
-    with([](AttentionCall& c) { c.spec.window = 0; }, "fits without the window");
-  }
-  if (call.spec.soft_cap != 0) with([](AttentionCall& c) { c.spec.soft_cap = 0; }, "fits without the soft cap");
-  if (!call.sinks.values.empty()) with([](AttentionCall& c) { c.sinks = {}; }, "fits without the sinks");
-  if (!call.slopes.values.empty()) {
-    with([](AttentionCall& c) { c.slopes = {}; }, "fits without the ALiBi slopes");
-    with(
-        [](AttentionCall& c) {
-          for (double& s : c.slopes.values) s = -s;
-        },
-        "fits the ALiBi slopes with the other sign");
-  }
-  bool masked = false;
-  for (const AttentionBatch& b : call.batches) masked = masked || !b.mask.values.empty();
-  if (masked) {
-    with(
-        [](AttentionCall& c) {
-          for (AttentionBatch& b : c.batches) b.mask = {};
-        },
-        "fits without the mask");
-    with(
-        [](AttentionCall& c) {
-          for (AttentionBatch& b : c.batches)
-            for (double& m : b.mask.values) m = m == 0;
-        },
-        "fits the mask inverted");
-  }
-  if (call.spec.chunk > 0) {
-    with([](AttentionCall& c) { c.spec.chunk = 0; }, "fits without the attention chunks");
-    for (int64_t by : {1, -1}) {
-      with([&](AttentionCall& c) { c.spec.chunk += by; },
-           "fits attention chunks of " + std::to_string(call.spec.chunk + by), static_cast<double>(by),
-           "length of an attention chunk used - declared");
-    }
-    with(
-        [&](AttentionCall& c) {
-          c.spec.window = c.spec.chunk;
-          c.spec.chunk = 0;
-        },
-        "fits a sliding window in place of attention chunks");
-  }
-  if (call.spec.prefix_len > 0) {
-    with([](AttentionCall& c) { c.spec.prefix_len = 0; }, "fits without the prefix that all rows see");
-    for (int64_t by : {1, -1}) {
-      with([&](AttentionCall& c) { c.spec.prefix_len += by; },
-           "fits a prefix of " + std::to_string(call.spec.prefix_len + by), static_cast<double>(by),
-           "length of the prefix used - declared");
-    }
-  }
-  with([](AttentionCall& c) { c.spec.causal = !c.spec.causal; },
-       call.spec.causal ? "fits without the causal bound" : "fits with a causal bound where none is declared");
-  if (call.spec.causal) {
-    for (int64_t by : {1, -1}) {
-      with([&](AttentionCall& c) { c.spec.causal_shift = by; },
-           "fits a causal bound that is " + std::to_string(by) + " off", static_cast<double>(by),
-           "causal bound used - declared");
-    }
-  }
-  for (int64_t w : {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096}) {
-    if (w != window) {
-      AttentionCall changed = call;
-      changed.spec.window = w;
-      const int64_t last = call.batches.empty() ? 0 : call.batches[0].query_positions.back();
-      if (w > last + 1) break;
-      trial->Try(changed, {fault_class::kMask, "fits a window of " + std::to_string(w)});
     }
   }
 }
@@ -600,6 +486,8 @@ std::optional<Explanation> ExplainAttention(const Subject& out, const AttentionC
   if (auto why = ExplainKeyHeads(out, call, right)) return why;
   if (TwoHeadsWide(call, &trial)) return trial.best();
   if (auto why = LeavesRange(out, call)) return why;
+  TryMissingKeys(call, &trial);
+  if (auto why = trial.best()) return why;
   if (auto why = ExplainPrecision(out, right.out)) return why;
   Operation operands;
   for (const std::string& name : call.key_names) operands.inputs.push_back({name, out.Operand(name)});

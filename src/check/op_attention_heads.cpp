@@ -140,6 +140,10 @@ std::optional<Explanation> ExplainKeyHeads(const Subject& out, const AttentionCa
       }
     }
     if (std::find(read.begin(), read.end(), -1) != read.end()) continue;
+    bool own = true;
+    for (int64_t h = 0; h < call.heads; ++h) own = own && read[static_cast<size_t>(h)] == h / (call.heads / key_heads);
+    if (own) return std::nullopt;  // not right to the bound, and nearer to its own head than to any other
+    if (!FitsBetter(out, right.out, joined)) continue;
     const Rule rule = RuleOf(read, key_heads, out.capture().world_size() > 1);
     return Weighed(out, right.out, joined,
                    {rule.cls, std::string("fits ") + part.name + " of other heads: " + rule.text});

@@ -14,7 +14,8 @@ using oracle::Array;
 
 constexpr int64_t kMostElements = int64_t{1} << 18;  // rows beyond them are left out of a fit
 constexpr int kMostEarlier = 8;                      // earlier steps that are looked at
-constexpr size_t kMostArrays = 64;
+constexpr size_t kMostArrays = 24, kMostTerms = 6;
+constexpr int kMostSearched = 8;   // events of a name
 constexpr int64_t kScreened = 12;  // rows and columns of a product that are looked at first
 
 // Judged rows of the result, from a little before the first wrong one, and what fit is given of them.
@@ -116,7 +117,8 @@ void AddTensors(const Subject& s, std::span<const Input> operands, Rows* rows) {
     return t != nullptr && t->n() == s.actual().size() && t->n_rows() == static_cast<int64_t>(s.judged().size());
   };
   const auto add = [&](const std::string& name, const Tensor& t) {
-    if (rows->problem().arrays.size() < kMostArrays) rows->Add(name, rows->Take(t.values)).as_term = true;
+    const size_t n = rows->problem().arrays.size();
+    if (n < kMostArrays) rows->Add(name, rows->Take(t.values)).as_term = n < kMostTerms;
   };
   for (const Input& input : operands) {
     if (usable(input.tensor)) add(input.name, *input.tensor);
@@ -159,6 +161,8 @@ std::string_view ClassOf(const Subject& s, const fit::Explanation& x, bool quant
     case Kind::kScale:
     case Kind::kScaleOfSome:
     case Kind::kScaleEach:
+      // Of a norm: statistics of other rows or columns.
+      if (x.kind == Kind::kScaleEach && s.info().name.find("norm") != std::string::npos) return fault_class::kKernel;
       if (ranks && x.constant_name.find("ranks") != std::string::npos) return fault_class::kReduce;
       return quantised ? fault_class::kQScale : fault_class::kScale;
     case Kind::kCombination:
@@ -198,6 +202,12 @@ std::string_view ClassOf(const Subject& s, const fit::Explanation& x, bool quant
 
 }  // namespace
 
+bool FitsBetter(const Subject& subject, const oracle::Computed& right, const Result<oracle::Computed>& candidate) {
+  if (!candidate.ok()) return false;
+  const Difference d = Differ(subject, *candidate, 4);
+  return d.ok && 2 * d.measured <= Differ(subject, right, 4).measured;
+}
+
 std::string WeightOf(const Subject& subject, const oracle::Computed& right, const oracle::Computed& candidate) {
   Rows rows(subject, right);
   if (!rows.usable() || candidate.value.size() != subject.actual().size()) return "";
@@ -219,8 +229,18 @@ Explanation Weighed(const Subject& subject, const oracle::Computed& right, const
   return why;
 }
 
+bool SearchedEnough(const Subject& subject) {
+  int found = 0;
+  for (const Suspicion& s : subject.report().found()) {
+    if (s.event == kNoEvent || subject.capture().Info(s.event)->name != subject.info().name) continue;
+    if (++found >= kMostSearched) return true;
+  }
+  return false;
+}
+
 std::optional<Explanation> ExplainByFit(const Subject& subject, const oracle::Computed& right,
                                         std::span<const Input> operands, bool quantised) {
+  if (SearchedEnough(subject)) return std::nullopt;
   Rows rows(subject, right);
   if (!rows.usable()) return std::nullopt;
   AddTensors(subject, operands, &rows);

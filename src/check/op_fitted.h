@@ -12,6 +12,9 @@
 
 namespace assay::op {
 
+// Fits (within four bounds) and is at least twice as near as the right result: where that is off by a few bounds alone,
+// anything near it would fit.
+bool FitsBetter(const Subject& subject, const oracle::Computed& right, const Result<oracle::Computed>& candidate);
 // "residual 3.1e-08 (0.42 without), 1733 bits beyond chance", of a candidate for the wrong result; empty where fit does
 // not count it as an explanation.
 std::string WeightOf(const Subject& subject, const oracle::Computed& right, const oracle::Computed& candidate);
@@ -25,6 +28,9 @@ Explanation Weighed(const Subject& subject, const oracle::Computed& right, const
 // constants and places are those of its scales and codes.
 std::optional<Explanation> ExplainByFit(const Subject& subject, const oracle::Computed& right,
                                         std::span<const Input> operands, bool quantised = false);
+
+// Causes of several events of this name have been looked for: more of them would cost time and say the same.
+bool SearchedEnough(const Subject& subject);
 
 // A product x wᵀ + bias looked at in a few elements with twice the allowance: false where it cannot be the result. Row
 // r of the result is row x_first + r of x, column c row w_first + c of w. True where the shapes do not say.

@@ -42,7 +42,7 @@ std::optional<Explanation> OtherRows(const Subject& s, const Difference& d, cons
     shifts.insert(found - tokens[static_cast<size_t>(r)]);
   }
   const auto y = oracle::Embed(used, {{table.n_rows(), width}, table.values}, scale);
-  if (!Fits(s, y)) return std::nullopt;
+  if (!FitsBetter(s, right, y)) return std::nullopt;
   Explanation why{fault_class::kLoad, "fits the embedding rows of other tokens"};
   if (shifts.size() == 1) {
     why.text += ", each " + std::to_string(*shifts.begin()) + " further in the table";
@@ -80,7 +80,7 @@ void JudgeEmbed(Subject& s) {
     if (auto why = ForOtherWeights(s, "embed_tokens.weight", ToArray(*table),
                                    [&](const OtherWeight& w) -> std::optional<Explanation> {
                                      const auto y = oracle::Embed(tokens, w.value, scale);
-                                     if (!Fits(s, y)) return std::nullopt;
+                                     if (!FitsBetter(s, right, y)) return std::nullopt;
                                      return Weighed(s, right, *y, w.why);
                                    }))
       return why;

@@ -39,9 +39,9 @@ constexpr LinearSite kLinears[] = {
 };
 constexpr int64_t kMaxWork = int64_t{1} << 32;  // products of a whole recomputation; beyond it rows are sampled
 
-// Rows [begin, end) of a fused weight that `part` takes, by metadata `parts`.
-bool PartRows(const Tensor& fused, std::string_view part, int64_t* begin, int64_t* end) {
-  const std::string text = Capture::OwnText(*fused.info, "parts").value_or("");
+// Rows [begin, end) of a fused weight of `n_rows` that `part` takes, by metadata `parts` of its event.
+bool PartRows(const EventInfo& fused, int64_t n_rows, std::string_view part, int64_t* begin, int64_t* end) {
+  const std::string text = Capture::OwnText(fused, "parts").value_or("");
   int64_t at = 0;
   for (size_t from = 0; from < text.size();) {
     const size_t comma = std::min(text.find(',', from), text.size()), colon = text.find(':', from);
@@ -50,7 +50,7 @@ bool PartRows(const Tensor& fused, std::string_view part, int64_t* begin, int64_
     if (text.compare(from, colon - from, part) == 0) {
       *begin = at;
       *end = at + rows;
-      return *end <= fused.n_rows();
+      return *end <= n_rows;
     }
     at += rows;
     from = comma + 1;
@@ -112,15 +112,29 @@ Result<Layer> Gather(const Subject& s, const LinearSite& site) {
 
   layer.weight = s.Sibling(site.weight) + ".weight";
   TensorPtr w = s.Weight(layer.weight);
-  if (w == nullptr && !site.fused.empty()) {
-    const TensorPtr fused = s.Weight(s.Sibling(site.fused) + ".weight");
-    int64_t begin = 0, end = 0;
-    if (fused != nullptr && PartRows(*fused, site.part, &begin, &end)) {
+  if (w == nullptr && !site.fused.empty() && !HasCodes(s, layer.weight + ".", false)) {
+    const std::string name = s.Sibling(site.fused) + ".weight";
+    const TensorPtr fused = s.Weight(name), codes = s.Weight(name + ".codes");
+    if (fused != nullptr) {
       layer.whole = ToArray(*fused);
-      layer.first_row = begin;
-      ASSAY_ASSIGN_OR_RETURN(layer.w, RowsOf(layer.whole, begin, end - begin));
+    } else if (codes != nullptr) {
+      ASSAY_ASSIGN_OR_RETURN(layer.whole, Dequantise(s, name + ".", false));
+      layer.quantised_weight = true;
+    }
+    const TensorPtr& stored = fused != nullptr ? fused : codes;
+    int64_t end = 0;
+    if (stored != nullptr && PartRows(*stored->info, layer.whole.rows(), site.part, &layer.first_row, &end)) {
+      layer.weight = name;
+      ASSAY_ASSIGN_OR_RETURN(layer.w, RowsOf(layer.whole, layer.first_row, end - layer.first_row));
+      if (const TensorPtr b = s.Weight(s.Sibling(site.fused) + ".bias"); b != nullptr && b->n() == layer.whole.rows())
+        layer.bias =
+            ToArray({end - layer.first_row}, std::span(b->values).subspan(static_cast<size_t>(layer.first_row),
+                                                                          static_cast<size_t>(end - layer.first_row)));
       return layer;
     }
+    layer.whole = {};
+    layer.quantised_weight = false;
+    layer.first_row = 0;
   }
   if (w == nullptr && site.result == "logits" && s.Flag("tie_word_embeddings", false)) {
     layer.weight = "embed_tokens.weight";
@@ -188,11 +202,11 @@ std::vector<int64_t> RowsToDo(const Array& x, const Array& w) {
 
 using Product = std::function<Result<oracle::Computed>(const Array& x, const Array& w)>;
 
-std::optional<Explanation> QuantisedCause(const Subject& s, const Layer& layer, const LinearSite& site,
-                                          const oracle::Computed& right, const Product& product, bool plain) {
+std::optional<Explanation> QuantisedCause(const Subject& s, const Layer& layer, const oracle::Computed& right,
+                                          const Product& product, bool plain) {
   for (bool activation : {false, true}) {
     if (activation ? !layer.quantised_input : !layer.quantised_weight) continue;
-    const std::string name = activation ? layer.input.name : s.Sibling(site.weight) + ".weight";
+    const std::string name = activation ? layer.input.name : layer.weight;
     QuantisedProduct q;
     q.name = name;
     q.activation = activation;
@@ -217,6 +231,104 @@ std::optional<Explanation> QuantisedCause(const Subject& s, const Layer& layer, 
   return std::nullopt;
 }
 
+// A part of the operands that took no part: rows of the weight that hold nothing, columns at the end of both.
+std::optional<Explanation> PartMissing(const Subject& s, const Layer& layer, const oracle::Computed& right,
+                                       const Product& product) {
+  const auto attempt = [&](const Array& x, const Array& w, const Explanation& why) -> std::optional<Explanation> {
+    const auto y = product(x, w);
+    if (!FitsBetter(s, right, y)) return std::nullopt;
+    return Weighed(s, right, *y, why);
+  };
+  const int64_t n = layer.w.rows(), k = layer.w.cols();
+  if (layer.bias.size() == n && n > 1) {  // without one the result could as well be what was not written
+    Array w = layer.w;
+    std::vector<int64_t> empty;
+    for (int64_t c = 0; c < n; ++c) {
+      bool bare = true;
+      for (int64_t r = 0; r < layer.x.rows() && bare; ++r)
+        bare = !s.judged()[static_cast<size_t>(r)] ||
+               std::abs(s.actual()[r * n + c] - layer.bias[c]) <= 4 * s.precision().store * std::abs(layer.bias[c]);
+      if (!bare) continue;
+      empty.push_back(c);
+      std::fill(w.row(c).begin(), w.row(c).end(), 0.0);
+    }
+    if (!empty.empty() && static_cast<int64_t>(empty.size()) < n) {
+      if (auto why =
+              attempt(layer.x, w,
+                      {fault_class::kLoad, "fits a weight of which " + std::to_string(empty.size()) + " of " +
+                                               std::to_string(n) + " rows, from row " + std::to_string(empty[0]) +
+                                               ", hold zeros: they were never written"}))
+        return why;
+    }
+  }
+  for (int64_t block : {8, 16, 32, 64, 128, 256}) {
+    const int64_t kept = k / block * block;
+    if (kept == 0 || kept == k) continue;
+    const auto x = oracle::TakeColumns(layer.x, 0, kept), w = oracle::TakeColumns(layer.w, 0, kept);
+    if (!x.ok() || !w.ok()) continue;
+    if (auto why = attempt(*x, *w,
+                           {fault_class::kKernel, "fits sums over the first " + std::to_string(kept) +
+                                                      " columns: the tail behind whole blocks of " +
+                                                      std::to_string(block) + " is left out"}))
+      return why;
+  }
+  for (int64_t begin : {int64_t{0}, k / 2}) {
+    if (k < 2) break;
+    const auto x = oracle::TakeColumns(layer.x, begin, begin == 0 ? k / 2 : k),
+               w = oracle::TakeColumns(layer.w, begin, begin == 0 ? k / 2 : k);
+    if (!x.ok() || !w.ok()) continue;
+    if (auto why = attempt(*x, *w,
+                           {fault_class::kKernel, std::string("fits sums over the ") +
+                                                      (begin == 0 ? "first" : "second") + " half of the columns"}))
+      return why;
+  }
+  return std::nullopt;
+}
+
+// Heads of the input in another order, or its axes of heads and columns swapped.
+std::optional<Explanation> InputHeads(const Subject& s, const Layer& layer, const oracle::Computed& right,
+                                      const Product& product, bool plain) {
+  const int64_t heads = layer.input.tensor->shape.size() == 3 ? layer.input.tensor->shape[1] : 1;
+  if (heads < 2 || layer.x.cols() % heads != 0) return std::nullopt;
+  const int64_t d = layer.x.cols() / heads;
+  const auto with = [&](const std::function<int64_t(int64_t)>& from,
+                        const Explanation& why) -> std::optional<Explanation> {
+    Array x = layer.x;
+    for (int64_t r = 0; r < x.rows(); ++r)
+      for (int64_t c = 0; c < x.cols(); ++c) x[r * x.cols() + c] = layer.x[r * x.cols() + from(c)];
+    if (x.values == layer.x.values || (plain && !ProductMayFit(s, x, 0, layer.w, 0, layer.bias))) return std::nullopt;
+    const auto y = product(x, layer.w);
+    if (!FitsBetter(s, right, y)) return std::nullopt;
+    return Weighed(s, right, *y, why);
+  };
+  const std::string fits = "fits " + layer.input.name + " with its ";
+  if (auto why = with([&](int64_t c) { return c % heads * d + c / heads; },
+                      {fault_class::kStride, fits + "heads and columns swapped"}))
+    return why;
+  if (auto why = with([&](int64_t c) { return c % d * heads + c / d; },
+                      {fault_class::kStride, fits + "columns and heads swapped"}))
+    return why;
+  for (int64_t by = 1; by < heads; ++by) {
+    if (auto why = with([&](int64_t c) { return (c / d + by) % heads * d + c % d; },
+                        {fault_class::kTpShard, fits + "heads moved by " + std::to_string(by)}))
+      return why;
+  }
+  if (auto why = with([&](int64_t c) { return (heads - 1 - c / d) * d + c % d; },
+                      {fault_class::kTpShard, fits + "heads in reverse order"}))
+    return why;
+  for (int64_t groups = 2; groups < heads; ++groups) {
+    if (heads % groups != 0) continue;
+    if (auto why = with(
+            [&](int64_t c) {
+              const int64_t h = c / d;
+              return (h % groups * (heads / groups) + h / groups) * d + c % d;
+            },
+            {fault_class::kTpShard, fits + "heads interleaved over " + std::to_string(groups) + " groups"}))
+      return why;
+  }
+  return std::nullopt;
+}
+
 // Another weight of this shape, another part of the fused one, another rank's rows of one that was recorded whole; rows
 // of each head in the order of the other pairing of a rotation.
 std::optional<Explanation> OtherPlace(const Subject& s, const Layer& layer, const LinearSite& site,
@@ -224,7 +336,7 @@ std::optional<Explanation> OtherPlace(const Subject& s, const Layer& layer, cons
   const auto attempt = [&](const Array& w, const Explanation& why) -> std::optional<Explanation> {
     if (plain && !ProductMayFit(s, layer.x, 0, w, 0, layer.bias)) return std::nullopt;
     const auto y = product(layer.x, w);
-    if (!Fits(s, y)) return std::nullopt;
+    if (!FitsBetter(s, right, y)) return std::nullopt;
     return Weighed(s, right, *y, why);
   };
   const int64_t rows = layer.w.rows();
@@ -244,6 +356,17 @@ std::optional<Explanation> OtherPlace(const Subject& s, const Layer& layer, cons
   if (auto why = ForOtherWeights(s, layer.weight, layer.w,
                                  [&](const OtherWeight& other) { return attempt(other.value, other.why); }))
     return why;
+  if (!layer.bias.values.empty()) {
+    const std::string bias = s.Sibling(site.weight) + ".bias";
+    if (auto why = ForOtherWeights(s, bias, layer.bias, [&](const OtherWeight& other) -> std::optional<Explanation> {
+          const auto y = oracle::Linear(layer.x, layer.w, other.value);
+          if (!plain || !FitsBetter(s, right, y)) return std::nullopt;
+          return Weighed(s, right, *y, other.why);
+        }))
+      return why;
+  }
+  if (auto why = InputHeads(s, layer, right, product, plain)) return why;
+  if (auto why = PartMissing(s, layer, right, product)) return why;
   if (site.result != "attn.q_proj" && site.result != "attn.k_proj") return std::nullopt;
   const TensorPtr heads = s.Beside(s.Sibling(site.result == "attn.q_proj" ? "attn.q" : "attn.k"));
   const int64_t d = heads == nullptr ? s.Integer("model.head_dim", 0) : heads->dim(-1);
@@ -310,7 +433,7 @@ std::optional<Explanation> Explain(const Subject& s, const Layer& layer, const L
     return Explanation{quantised ? fault_class::kQScale : fault_class::kScale, "the result is one constant off", ratio,
                        "result used / expected"};
   }
-  if (auto why = QuantisedCause(s, layer, site, right, product, plain)) return why;
+  if (auto why = QuantisedCause(s, layer, right, product, plain)) return why;
   if (layer.quantised_input && fits(ToArray({layer.x.shape}, layer.input.tensor->values), layer.w)) {
     return Explanation{fault_class::kPrecision, "fits the input before it was quantised"};
   }

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "check/op_checks.h"
+#include "check/op_experts_explain.h"
 #include "check/op_explain.h"
 #include "check/op_fitted.h"
 #include "check/op_other_weight.h"
@@ -290,16 +291,20 @@ void JudgeExpertProduct(Subject& s, std::string_view input_stem, std::string_vie
       return Explanation{fault_class::kKernel, "fits without the experts' bias"};
     if (weight_stem == "gate_up_proj" && s.actual().rank() == 2) {
       // Rows of the weight in the other order of gate and up.
-      for (bool interleave : {false, true}) {
+      for (int order = 0; order < 3; ++order) {
         oracle::Computed moved = right;
         const int64_t n = s.actual().cols(), half = n / 2;
         for (int64_t r = 0; r < right.value.rows(); ++r)
           for (int64_t c = 0; c < n; ++c) {
-            const int64_t from = interleave ? (c % 2) * half + c / 2 : (c < half ? 2 * c : 2 * (c - half) + 1);
+            const int64_t from = order == 0   ? (c < half ? 2 * c : 2 * (c - half) + 1)
+                                 : order == 1 ? (c % 2) * half + c / 2
+                                              : (c + half) % n;
             moved.value[r * n + c] = right.value[r * n + from];
             moved.scale[r * n + c] = right.scale[r * n + from];
           }
-        if (Fits(s, moved)) return Explanation{fault_class::kMoeLayout, "fits gate and up in the other order"};
+        if (n % 2 == 0 && Fits(s, moved))
+          return Explanation{fault_class::kMoeLayout,
+                             order == 2 ? "fits up in front of gate" : "fits gate and up in the other order"};
       }
     }
     if (quantised) {
@@ -322,20 +327,16 @@ void JudgeExpertProduct(Subject& s, std::string_view input_stem, std::string_vie
                          "result used / expected"};
     if (auto why = ForOtherWeights(s, name, *w, [&](const OtherWeight& other) -> std::optional<Explanation> {
           const auto y = Grouped(x, other.value, b, expert);
-          if (!Fits(s, y)) return std::nullopt;
+          if (!FitsBetter(s, right, y)) return std::nullopt;
           return Weighed(s, right, *y, other.why);
         }))
       return why;
-    // Rows of another expert.
-    if (w->rank() == 3) {
-      for (int64_t by = 1; by < std::min<int64_t>(w->shape[0], 9); ++by) {
-        std::vector<int64_t> moved = expert;
-        for (int64_t& e : moved) e = (e + by) % w->shape[0];
-        if (Fits(s, Grouped(x, *w, b, moved)))
-          return Explanation{fault_class::kMoeRoute,
-                             "fits the weights of other experts, " + std::to_string(by) + " further"};
-      }
-    }
+    if (w->rank() == 3)
+      return ExplainExperts(s, expert, w->shape[0], right, [&](const std::vector<int64_t>& of) {
+        auto y = Grouped(x, *w, b, of);
+        if (y.ok()) y->value.shape = y->scale.shape = s.actual().shape;
+        return y;
+      });
     return std::nullopt;
   });
 }
@@ -389,7 +390,8 @@ void JudgeCombined(Subject& s, const TensorPtr& rows, const TensorPtr& weights, 
     const double c = ConstantRatio(s.actual(), right.value, s.judged(), std::max(1e-4, 8 * s.precision().store));
     if (!std::isnan(c))
       return Explanation{fault_class::kReduce, "the sum is one constant off", c, "sum used / expected"};
-    return std::nullopt;
+    if (auto why = ExplainPrecision(s, right)) return why;
+    return ExplainCombine(s, experts, row_of, {{weights->n_rows(), weights->row_size()}, w.values}, right);
   });
 }
 

@@ -100,7 +100,7 @@ std::optional<Explanation> ExplainNorm(const Subject& s, const NormCall& call, c
   const auto try_one = [&](const Norm& norm, const Array& weight, const Array& bias,
                            const Explanation& why) -> std::optional<Explanation> {
     const Computed y = Run(call, norm, weight, bias, right);
-    if (!Fits(s, y)) return std::nullopt;
+    if (!FitsBetter(s, right, y)) return std::nullopt;
     return Weighed(s, right, y, why);
   };
   if (call.x.size() != s.actual().size() || call.x.size() != right.value.size()) return std::nullopt;

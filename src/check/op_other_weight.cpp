@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "check/op_fitted.h"
+
 namespace assay::op {
 namespace {
 
@@ -18,12 +20,16 @@ struct Candidate {
 std::optional<Explanation> ForOtherWeights(
     const Subject& subject, const std::string& name, const oracle::Array& right,
     const std::function<std::optional<Explanation>(const OtherWeight&)>& attempt) {
+  if (SearchedEnough(subject)) return std::nullopt;
   const Capture& capture = subject.capture();
   const std::string prefix = subject.info().prefix;
   const std::string stem = name.starts_with(prefix) ? name.substr(prefix.size()) : name;
   std::vector<Candidate> candidates;
   for (const std::string& other : capture.Names()) {
-    if (!other.ends_with(".weight") && !other.ends_with("_proj")) continue;
+    const bool of_kind = name.ends_with("bias")
+                             ? other.ends_with("bias")
+                             : other.ends_with(".weight") || other.ends_with("_proj") || other.ends_with(stem);
+    if (!of_kind) continue;
     for (EventId id : capture.EventsOf(other)) {
       const auto info = capture.Info(id);
       if (info->event.phase != Phase::kLoad || info->audit == "before") continue;

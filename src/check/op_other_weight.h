@@ -13,9 +13,9 @@ struct OtherWeight {
   oracle::Array value;  // of the shape of the right one
   Explanation why;      // LOAD, or TP-SHARD where it is another rank's part
 };
-// Recorded weights (NAME.weight, phase load) of this shape that hold other values than the right one, the same tensor
-// on other ranks first, then tensors of its layer, then its name in other layers, then all others: hands each to
-// `attempt` until one gives an answer. At most 256 are looked at.
+// Recorded weights (NAME.weight, phase load; biases for a bias) of this shape that hold other values than the right
+// one, the same tensor on other ranks first, then tensors of its layer, then its name in other layers, then all others:
+// hands each to `attempt` until one gives an answer. At most 256 are looked at.
 std::optional<Explanation> ForOtherWeights(
     const Subject& subject, const std::string& name, const oracle::Array& right,
     const std::function<std::optional<Explanation>(const OtherWeight&)>& attempt);

@@ -8,6 +8,10 @@
 namespace assay::op {
 using oracle::Array;
 
+namespace {
+constexpr int64_t kMostElements = int64_t{1} << 24;  // larger ones are not decoded once for each cause
+}  // namespace
+
 QuantTrial::QuantTrial(const Subject& subject, const QuantisedProduct& product, const oracle::Computed& right,
                        const DequantParts& parts)
     : subject_(subject), product_(product), right_(right), parts_(parts), declared_(parts.Values()) {
@@ -54,14 +58,15 @@ std::optional<Explanation> QuantTrial::TryValue(const Array& value, const Explan
                        : ProductMayFit(subject_, product_.other, 0, value, product_.first, product_.bias);
   if (product_.plain && !may) return std::nullopt;
   const auto candidate = product_.product(value);
-  if (!Fits(subject_, candidate)) return std::nullopt;
+  if (!FitsBetter(subject_, right_, candidate)) return std::nullopt;
   return Weighed(subject_, right_, *candidate, why);
 }
 
 std::optional<Explanation> ExplainQuantised(const Subject& subject, const QuantisedProduct& product,
                                             const oracle::Computed& right) {
+  if (SearchedEnough(subject)) return std::nullopt;
   const auto parts = product.decode({});
-  if (!parts.ok()) return std::nullopt;
+  if (!parts.ok() || parts->rows * parts->cols > kMostElements) return std::nullopt;
   const QuantTrial trial(subject, product, right, *parts);
   if (auto why = TryConventions(trial)) return why;
   return TrySolved(trial);

@@ -20,6 +20,7 @@ using Cells = std::vector<double>;
 constexpr int64_t kMostGroups = 256;             // of a line
 constexpr int64_t kMostWork = int64_t{1} << 31;  // products
 constexpr double kNear = 2e-3;                   // relative, of a solved number that is told as another one
+constexpr double kNearRoundings = 8;             // the same, in roundings of the result
 
 // Solves the symmetric system in place by Gauss with pivots; numbers that it does not determine become NaN.
 void SolveSymmetric(std::vector<double>* a, std::vector<double>* b) {
@@ -137,7 +138,9 @@ class Solver {
   int64_t n_rows_ = 0, width_ = 0, lines_ = 0, others_ = 0, equations_ = 0;
 };
 
-bool Near(double a, double b) { return std::abs(a - b) <= kNear * std::max(std::abs(a), std::abs(b)); }
+bool Near(double a, double b, double room) { return std::abs(a - b) <= room * std::max(std::abs(a), std::abs(b)); }
+
+double RoomOf(const QuantTrial& t) { return std::max(kNear, kNearRoundings * t.subject().precision().store); }
 
 std::string Number(double x) {
   char text[40];
@@ -161,12 +164,12 @@ std::string Which(const QuantTrial& t, const std::vector<size_t>& cells, const c
 }
 
 // For each cell the nearest of `among`, when all of them lie near one.
-std::optional<std::vector<size_t>> Permutation(const Cells& used, const Cells& among) {
+std::optional<std::vector<size_t>> Permutation(const Cells& used, const Cells& among, double room) {
   std::vector<size_t> sorted(among.size()), from(used.size());
   for (size_t i = 0; i < sorted.size(); ++i) sorted[i] = i;
   std::sort(sorted.begin(), sorted.end(), [&](size_t a, size_t b) { return among[a] < among[b]; });
   for (size_t i = 0; i < used.size(); ++i) {
-    if (Near(used[i], among[i])) {
+    if (Near(used[i], among[i], room)) {
       from[i] = i;
       continue;
     }
@@ -174,20 +177,21 @@ std::optional<std::vector<size_t>> Permutation(const Cells& used, const Cells& a
     size_t best = at == sorted.end() ? sorted.back() : *at;
     if (at != sorted.begin() && std::abs(among[*(at - 1)] - used[i]) < std::abs(among[best] - used[i]))
       best = *(at - 1);
-    if (!Near(used[i], among[best])) return std::nullopt;
+    if (!Near(used[i], among[best], room)) return std::nullopt;
     from[i] = best;
   }
   return from;
 }
 
 std::optional<Explanation> Scales(const QuantTrial& t, const Solver& solver) {
+  const double room = RoomOf(t);
   const std::string fits = "fits " + t.product().name + " with ";
   const Cells factors = solver.Run(false);
   std::vector<size_t> off;
   Cells used = t.scales();
   double least = HUGE_VAL, most = -HUGE_VAL;
   for (size_t i = 0; i < factors.size(); ++i) {
-    if (!std::isfinite(factors[i]) || Near(factors[i], 1)) continue;
+    if (!std::isfinite(factors[i]) || Near(factors[i], 1, room)) continue;
     off.push_back(i);
     used[i] *= factors[i];
     least = std::min(least, factors[i]);
@@ -195,7 +199,7 @@ std::optional<Explanation> Scales(const QuantTrial& t, const Solver& solver) {
   }
   if (off.empty()) return std::nullopt;
   // One constant on some of them: by its name where it has one.
-  if (Near(least, most) || most - least < 1e-2 * std::abs(most)) {
+  if (Near(least, most, std::max(2 * room, 1e-2))) {
     std::vector<double> sorted;
     for (size_t i : off) sorted.push_back(factors[i]);
     std::nth_element(sorted.begin(), sorted.begin() + static_cast<int64_t>(sorted.size() / 2), sorted.end());
@@ -213,7 +217,7 @@ std::optional<Explanation> Scales(const QuantTrial& t, const Solver& solver) {
         return why;
     }
   }
-  if (const auto from = Permutation(used, t.scales())) {
+  if (const auto from = Permutation(used, t.scales(), room)) {
     Cells moved(used.size());
     for (size_t i = 0; i < moved.size(); ++i) moved[i] = t.scales()[(*from)[i]];
     std::string text = fits + "scales in other places: ";
@@ -222,7 +226,7 @@ std::optional<Explanation> Scales(const QuantTrial& t, const Solver& solver) {
     if (auto why = t.Try(t.WithScales(moved), {fault_class::kQLayout, text})) return why;
   }
   const double first = used.front();
-  if (std::all_of(used.begin(), used.end(), [&](double x) { return Near(x, first); })) {
+  if (std::all_of(used.begin(), used.end(), [&](double x) { return Near(x, first, room); })) {
     if (auto why = t.Try(t.WithScales(Cells(used.size(), first)),
                          {fault_class::kQScale, fits + "one scale for all, " + Number(first)}))
       return why;
@@ -234,6 +238,7 @@ std::optional<Explanation> Scales(const QuantTrial& t, const Solver& solver) {
 }
 
 std::optional<Explanation> Zeros(const QuantTrial& t, const Solver& solver) {
+  const double room = RoomOf(t);
   const std::string fits = "fits " + t.product().name + " with ";
   const Cells shift = solver.Run(true);
   const Cells declared = t.zeros().empty() ? Cells(shift.size(), 0) : t.zeros();
@@ -261,7 +266,7 @@ std::optional<Explanation> Zeros(const QuantTrial& t, const Solver& solver) {
             : fits + "zero points of " + Which(t, off, "groups") + " off, most often by " + std::to_string(most->first);
     // Shifts of many kinds are evidence only where there were more equations than numbers.
     if (counts.size() == 1 || solver.Surplus() >= 1.5) {
-      if (const auto from = counts.size() == 1 ? std::nullopt : Permutation(whole, declared)) {
+      if (const auto from = counts.size() == 1 ? std::nullopt : Permutation(whole, declared, room)) {
         if (auto why = t.Try(t.WithZeros(whole), {fault_class::kQLayout, fits + "zero points in other places"}))
           return why;
       }

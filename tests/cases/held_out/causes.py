@@ -235,3 +235,139 @@ def _(rec, rng, bad):
 @fault("rows left at zero", O_PROJ, "UNWRITTEN")
 def _(rec, rng, bad):
     projected(rec, rng, lambda y: y * np.where((np.arange(18) > 12) & bool(bad), 0, 1)[:, None])
+
+
+# ---- experts -------------------------------------------------------------------------------------------------------
+
+ROUTED, GATE_UP = "layers.6.moe.routed", "layers.6.moe.gate_up"
+
+
+def combined(rec, rng, used, k=3, experts=8):
+    rows = two_requests(rec, rng)
+    logits = nx.f32(rng.standard_normal((18, experts)))
+    ids = np.argsort(-logits, 1)[:, :k]
+    w = np.take_along_axis(nx.softmax(logits.astype(float)), ids, 1)
+    w, out = nx.f32(w / w.sum(1, keepdims=True)), nx.f32(rng.standard_normal((18, k, 10)))
+    meta = {"scoring": "softmax", "renormalise": 1}
+    rec.record("layers.6.moe.router_logits", logits, "T E", rows)
+    rec.record("layers.6.moe.topk_ids", ids.astype(np.int32), "T k", rows, meta=meta)
+    rec.record("layers.6.moe.topk_weights", w, "T k", rows, meta=meta)
+    rec.record("layers.6.moe.expert_out", out, "T k h", rows)
+    rec.record(ROUTED, nx.f32((out.astype(float) * used(w.astype(float))[..., None]).sum(1)), "T h", rows)
+
+
+@fault("combine weights of each token in reverse", ROUTED, "MOE-ROUTE")
+def _(rec, rng, bad):
+    combined(rec, rng, lambda w: w[:, ::-1] if bad else w)
+
+
+@fault("last choice of each token left out", ROUTED, "MOE-ROUTE")
+def _(rec, rng, bad):
+    combined(rec, rng, lambda w: w * np.array([1, 1, 1 - bad]))
+
+
+@fault("equal weights for all choices", ROUTED, "MOE-ROUTE")
+def _(rec, rng, bad):
+    combined(rec, rng, lambda w: np.full_like(w, 0.3) if bad else w)
+
+
+def multiplied(rec, rng, used, k=2, experts=4, h=12, f=10):
+    """First product of the experts; `used` takes rows, this layer's weights, another layer's and the experts."""
+    rows = two_requests(rec, rng)
+    ids = np.sort(np.argsort(rng.standard_normal((18, experts)), 1)[:, :k], 1)
+    order = np.argsort(ids.ravel(), kind="stable")
+    x, own, other = (nx.f32(rng.standard_normal(shape)) for shape in ((18, h), (experts, f, h), (experts, f, h)))
+    for layer, w in ((5, other), (6, own)):
+        rec.record(f"layers.{layer}.mlp.experts.gate_up_proj", w, "E f h", phase="load", step=-1)
+    rec.record("layers.6.post_norm", x, "T h", rows)
+    rec.record("layers.6.moe.topk_ids", ids.astype(np.int32), "T k", rows)
+    rec.record("layers.6.moe.dispatched", x[order // k], "R h")
+    w = used(own.astype(float), other.astype(float))[ids.ravel()[order]]
+    rec.record(GATE_UP, nx.f32(np.einsum("rh,rfh->rf", x[order // k].astype(float), w)), "R f")
+
+
+@fault("two experts exchanged", GATE_UP, "MOE-ROUTE")
+def _(rec, rng, bad):
+    multiplied(rec, rng, lambda w, v: w[[0, 2, 1, 3]] if bad else w)
+
+
+@fault("experts of another layer", GATE_UP, "LOAD")
+def _(rec, rng, bad):
+    multiplied(rec, rng, lambda w, v: v if bad else w)
+
+
+@fault("up in front of gate in the experts' weights", GATE_UP, "MOE-LAYOUT")
+def _(rec, rng, bad):
+    multiplied(rec, rng, lambda w, v: np.roll(w, 5 * bad, 1))
+
+
+# ---- operands of a projection --------------------------------------------------------------------------------------
+
+
+def projected_heads(rec, rng, heads, biases=(), used=0, lost=20):
+    """`heads` turns the input [T, 3, 8] into what the product takes; biases of layers 3, 2: `used` is added."""
+    rows = two_requests(rec, rng)
+    x, w = nx.f32(rng.standard_normal((18, 3, 8))), nx.f32(rng.standard_normal((20, 24)))
+    rec.record("layers.3.attn.o_proj.weight", w, "out in", phase="load", step=-1)
+    for layer, bias in zip((3, 2), biases):
+        rec.record(f"layers.{layer}.attn.o_proj.bias", bias, "out", phase="load", step=-1)
+    rec.record("layers.3.attn.out", x, "T H dv", rows)
+    w = w.astype(float) * (np.arange(20) < lost)[:, None]
+    y = heads(x.astype(float)).reshape(18, 24) @ w.T
+    rec.record(O_PROJ, nx.f32(y + (biases[used] if biases else 0)), "T h", rows)
+
+
+@fault("input with heads and columns swapped", O_PROJ, "STRIDE")
+def _(rec, rng, bad):
+    projected_heads(rec, rng, lambda x: x.transpose(0, 2, 1) if bad else x)
+
+
+@fault("input with its heads moved by one", O_PROJ, "TP-SHARD")
+def _(rec, rng, bad):
+    projected_heads(rec, rng, lambda x: np.roll(x, bad, 1))
+
+
+@fault("bias of another layer", O_PROJ, "LOAD")
+def _(rec, rng, bad):
+    projected_heads(rec, rng, lambda x: x, [nx.f32(rng.standard_normal(20)) for _ in range(2)], int(bad))
+
+
+@fault("weight of which the last rows were not loaded", O_PROJ, "LOAD")
+def _(rec, rng, bad):
+    projected_heads(rec, rng, lambda x: x, [nx.f32(rng.standard_normal(20))], lost=13 if bad else 20)
+
+
+@fault("absorbed values of another layer", "layers.1.attn.out", "LOAD")
+def _(rec, rng, bad):
+    rows = two_requests(rec, rng)
+    weights = [nx.f32(rng.standard_normal((3, 20, 8))) for _ in range(2)]
+    for layer, w in enumerate(weights):
+        rec.record(f"layers.{layer}.attn.W_UV", w, "H c dv", phase="load", step=-1)
+    latent = nx.f32(rng.standard_normal((18, 3, 20)))
+    rec.record("layers.1.attn.latent_out", latent, "T H c", rows)
+    out = np.einsum("thc,hcd->thd", latent.astype(float), weights[1 - bad].astype(float))
+    rec.record("layers.1.attn.out", nx.f32(out), "T H dv", rows)
+
+
+# ---- keys ----------------------------------------------------------------------------------------------------------
+
+
+@fault("soft cap of another value", OUT, "MASK", 9.0)
+def _(rec, rng, bad):
+    attention(rec, rng, {"soft_cap": 5.0}, {"scale": D, "soft_cap": 9.0 if bad else 5.0}, q_gain=6)
+
+
+@fault("first key left out", OUT, "MASK", -1)
+def _(rec, rng, bad):
+    def seen(p):
+        return (p[None] <= p[:, None]) & ((p[None] > 0) | (p[:, None] == 0))
+
+    attention(rec, rng, {}, {"scale": D} | ({"seen": seen} if bad else {}))
+
+
+@fault("own key left out", OUT, "MASK", -1)
+def _(rec, rng, bad):
+    def seen(p):
+        return (p[None] < p[:, None]) | ((p[:, None] == 0) & (p[None] == 0))
+
+    attention(rec, rng, {}, {"scale": D} | ({"seen": seen} if bad else {}))

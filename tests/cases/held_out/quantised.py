@@ -189,3 +189,66 @@ def _(rec, rng, bad):
                meta={"quant": "nvfp4"})  # fmt: skip
     rec.record("layers.3.mlp.act.q_scale", scale, "T g", rows)
     rec.record(DOWN, nx.f32(used.reshape(18, 48) @ w.T.astype(float)), "T h", rows)
+
+
+# ---- bfloat16 models, fused weights, weights in use ----------------------------------------------------------------
+
+
+def coarse_fault(name, cls, constant, used):
+    @fault(f"bfloat16 product of int8 rows {name}", DOWN, cls, constant)
+    def _(rec, rng, bad):
+        rows = two_requests(rec, rng)
+        x = nx.bf16(nx.f32(rng.standard_normal((18, 48))))
+        code, zero = rng.integers(-110, 110, (20, 48)).astype(np.int8), rng.integers(-6, 7, (20, 1)).astype(np.int8)
+        scale = nx.f32(0.01 + 0.05 * rng.random((20, 1)))
+        for part, array in (("codes", code), ("scale", scale), ("zero", zero)):
+            rec.record(f"layers.3.mlp.down_proj.weight.{part}", array, "out in", phase="load", step=-1,
+                       meta={"quant": "int8_channel"} if part == "codes" else {})  # fmt: skip
+        c, s, z = code.astype(float), scale.astype(float), zero.astype(float)
+        w = used(c, s, z) if bad else (c - z) * s
+        rec.record("layers.3.mlp.act", x, "T f", rows, compute_dtype="bf16")
+        rec.record(DOWN, nx.bf16(nx.f32(x.astype(float) @ w.T)), "T h", rows, compute_dtype="bf16")
+
+
+coarse_fault("whose zero points are three too small", "Q-ZERO", 3, lambda c, s, z: (c - z + 3) * s)
+coarse_fault("some of which have half their scale", "Q-SCALE", 0.5,
+             lambda c, s, z: (c - z) * s * np.where(np.arange(20) > 11, 0.5, 1)[:, None])  # fmt: skip
+coarse_fault("under shuffled scales", "Q-LAYOUT", None,
+             lambda c, s, z: (c - z) * s[np.random.default_rng(5).permutation(20)])  # fmt: skip
+
+
+@fault("key rows of a fused int8 weight under the scales of the value rows", "layers.4.attn.k_proj", "Q-LAYOUT")
+def _(rec, rng, bad):
+    rows = two_requests(rec, rng)
+    x, code = nx.f32(rng.standard_normal((18, 24))), rng.integers(-100, 100, (40, 24)).astype(np.int8)
+    scale = nx.f32(0.01 + 0.05 * rng.random((40, 1)))
+    name = "layers.4.attn.qkv_proj.weight"
+    rec.record(f"{name}.codes", code, "out in", phase="load", step=-1,
+               meta={"quant": "int8_channel", "parts": "q_proj:20,k_proj:10,v_proj:10"})  # fmt: skip
+    rec.record(f"{name}.scale", scale, "out one", phase="load", step=-1)
+    rec.record("layers.4.input_norm", x, "T h", rows)
+    used = scale.astype(float)
+    if bad:
+        used[20:30] = scale[30:40]
+    w = code.astype(float) * used
+    for part, begin, end in (("q", 0, 20), ("k", 20, 30), ("v", 30, 40)):
+        rec.record(f"layers.4.attn.{part}_proj", nx.f32(x.astype(float) @ w[begin:end].T), "T h", rows)
+
+
+def in_use(name, cls, constant, used, round_to=nx.f32):
+    """The weight that the kernel works with, beside the parts that it was decoded from."""
+
+    @fault(f"weight in use {name}", "layers.3.mlp.down_proj.weight", cls, constant)
+    def _(rec, rng, bad):
+        code = nx.f32(rng.choice([-1, 1], (32, 96)) * rng.choice([0.5, 1, 3, 7, 15, 28, 60, 208, 448], (32, 96)))
+        scale = nx.f32(np.exp(rng.standard_normal((2, 6))) / 448)
+        w = round_to(nx.f32(code.astype(float) * spread(used(scale) if bad else scale, 16, 16)))
+        meta = {"quant": "fp8_block", "group_size": 16}
+        product(rec, rng, {"codes": code, "scale": scale}, w.astype(float), meta, 96)
+        rec.record("layers.3.mlp.down_proj.weight", w, "out in", phase="load", step=-1)
+
+
+in_use("with scales stored by columns", "Q-LAYOUT", None, lambda s: s.T.reshape(s.shape))
+in_use("with a block under four times its scale", "Q-SCALE", 4,
+       lambda s: s * np.where(np.arange(12).reshape(2, 6) == 7, 4, 1))  # fmt: skip
+in_use("kept in bfloat16, under powers of two", "Q-SCALE", None, lambda s: 2.0 ** np.ceil(np.log2(s)), nx.bf16)

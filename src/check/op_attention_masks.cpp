@@ -1,0 +1,159 @@
+// Which keys a query sees: windows, bounds, caps, sinks, slopes, chunks, prefixes and masks other than those declared.
+#include <cmath>
+#include <cstdio>
+#include <string>
+
+#include "check/op_attention_trial.h"
+
+namespace assay::op {
+
+using oracle::Array;
+
+namespace {
+
+// A soft cap of another value, by steps on a logarithm and then ever smaller ones.
+void TryCaps(const AttentionCall& call, Trial* trial) {
+  const auto with = [&](double logarithm) {
+    AttentionCall changed = call;
+    changed.spec.soft_cap = call.spec.soft_cap * std::exp(logarithm);
+    return changed;
+  };
+  double best = 0, least = trial->Miss(call);
+  for (double x = -3; x <= 3.01; x += 0.25) {
+    if (const double m = trial->Miss(with(x)); m < least) least = m, best = x;
+  }
+  for (double step = 0.125; step > 1e-9; step /= 2) {
+    for (double x : {best - step, best + step}) {
+      if (const double m = trial->Miss(with(x)); m < least) {
+        least = m, best = x;
+        break;
+      }
+    }
+  }
+  const AttentionCall found = with(best);
+  char text[80];
+  std::snprintf(text, sizeof text, "fits a soft cap of %.6g, %.6g declared", found.spec.soft_cap, call.spec.soft_cap);
+  trial->Try(found, {fault_class::kMask, text, found.spec.soft_cap, "soft cap used"});
+}
+
+}  // namespace
+
+void TryMasks(const AttentionCall& call, Trial* trial) {
+  const auto with = [&](auto change, std::string text, double constant = kNone, std::string meaning = "") {
+    AttentionCall changed = call;
+    change(changed);
+    return trial->Try(changed, {fault_class::kMask, std::move(text), constant, std::move(meaning)});
+  };
+  const int64_t window = call.spec.window;
+  if (window > 0) {
+    for (int64_t by : {1, -1, 2, -2, 3, -3}) {
+      if (window + by < 1) continue;
+      if (with([&](AttentionCall& c) { c.spec.window = window + by; },
+               "fits a window of " + std::to_string(window + by) + ", " + std::to_string(window) + " declared",
+               static_cast<double>(by), "keys seen beyond the declared window")) {
+        break;
+      }
+    }
+    with([](AttentionCall& c) { c.spec.window = 0; }, "fits without the window");
+  }
+  if (call.spec.soft_cap != 0) {
+    if (!with([](AttentionCall& c) { c.spec.soft_cap = 0; }, "fits without the soft cap")) TryCaps(call, trial);
+  }
+  if (!call.sinks.values.empty()) with([](AttentionCall& c) { c.sinks = {}; }, "fits without the sinks");
+  if (!call.slopes.values.empty()) {
+    with([](AttentionCall& c) { c.slopes = {}; }, "fits without the ALiBi slopes");
+    with(
+        [](AttentionCall& c) {
+          for (double& s : c.slopes.values) s = -s;
+        },
+        "fits the ALiBi slopes with the other sign");
+  }
+  bool masked = false;
+  for (const AttentionBatch& b : call.batches) masked = masked || !b.mask.values.empty();
+  if (masked) {
+    with(
+        [](AttentionCall& c) {
+          for (AttentionBatch& b : c.batches) b.mask = {};
+        },
+        "fits without the mask");
+    with(
+        [](AttentionCall& c) {
+          for (AttentionBatch& b : c.batches)
+            for (double& m : b.mask.values) m = m == 0;
+        },
+        "fits the mask inverted");
+  }
+  if (call.spec.chunk > 0) {
+    with([](AttentionCall& c) { c.spec.chunk = 0; }, "fits without the attention chunks");
+    for (int64_t by : {1, -1}) {
+      with([&](AttentionCall& c) { c.spec.chunk += by; },
+           "fits attention chunks of " + std::to_string(call.spec.chunk + by), static_cast<double>(by),
+           "length of an attention chunk used - declared");
+    }
+    with(
+        [&](AttentionCall& c) {
+          c.spec.window = c.spec.chunk;
+          c.spec.chunk = 0;
+        },
+        "fits a sliding window in place of attention chunks");
+  }
+  if (call.spec.prefix_len > 0) {
+    with([](AttentionCall& c) { c.spec.prefix_len = 0; }, "fits without the prefix that all rows see");
+    for (int64_t by : {1, -1}) {
+      with([&](AttentionCall& c) { c.spec.prefix_len += by; },
+           "fits a prefix of " + std::to_string(call.spec.prefix_len + by), static_cast<double>(by),
+           "length of the prefix used - declared");
+    }
+  }
+  with([](AttentionCall& c) { c.spec.causal = !c.spec.causal; },
+       call.spec.causal ? "fits without the causal bound" : "fits with a causal bound where none is declared");
+  if (call.spec.causal) {
+    for (int64_t by : {1, -1}) {
+      with([&](AttentionCall& c) { c.spec.causal_shift = by; },
+           "fits a causal bound that is " + std::to_string(by) + " off", static_cast<double>(by),
+           "causal bound used - declared");
+    }
+  }
+  for (int64_t w : {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096}) {
+    if (w != window) {
+      AttentionCall changed = call;
+      changed.spec.window = w;
+      const int64_t last = call.batches.empty() ? 0 : call.batches[0].query_positions.back();
+      if (w > last + 1) break;
+      trial->Try(changed, {fault_class::kMask, "fits a window of " + std::to_string(w)});
+    }
+  }
+}
+
+// Keys of every query left out: the first ones, or the newest ones. A query that has no others keeps its own.
+void TryMissingKeys(const AttentionCall& call, Trial* trial) {
+  for (bool newest : {false, true}) {
+    for (int64_t n : {1, 2, 4, 8, 16, 32, 64, 128}) {
+      AttentionCall changed = call;
+      bool any = false;
+      for (AttentionBatch& b : changed.batches) {
+        const auto queries = static_cast<int64_t>(b.query_positions.size()),
+                   keys = static_cast<int64_t>(b.key_positions.size());
+        Array mask = b.mask.values.empty() ? Array::Filled({queries, keys}, 1) : b.mask;
+        for (int64_t q = 0; q < queries; ++q) {
+          const int64_t at = b.query_positions[static_cast<size_t>(q)];
+          if (at < n) continue;
+          for (int64_t j = 0; j < keys; ++j) {
+            const int64_t p = b.key_positions[static_cast<size_t>(j)];
+            if (newest ? p > at - n && p <= at : p < n) mask[q * keys + j] = 0;
+          }
+          any = true;
+        }
+        b.mask = std::move(mask);
+      }
+      if (!any) break;
+      if (trial->Try(changed, {fault_class::kMask,
+                               "fits without the " + std::string(newest ? "newest" : "first") + " keys, " +
+                                   std::to_string(n) + " of them",
+                               static_cast<double>(-n), "keys seen beyond those due"}))
+        return;
+    }
+  }
+}
+
+}  // namespace assay::op

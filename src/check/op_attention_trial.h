@@ -1,0 +1,50 @@
+// Attention recomputed with one thing changed, as often as there are causes: which of them fits best.
+#pragma once
+
+#include <cmath>
+#include <optional>
+#include <utility>
+
+#include "check/op_attention.h"
+
+namespace assay::op {
+
+// Candidates that fit, best first by residual with a bonus for the earlier one.
+class Trial {
+ public:
+  Trial(const Subject& out, const Difference& declared) : out_(out), declared_(declared) {}
+
+  // True when it fits; `why` is kept if it is the best so far.
+  bool Try(const AttentionCall& call, Explanation why) {
+    auto values = Recompute(call);
+    return values.ok() && TryValues(values->out, std::move(why));
+  }
+  bool TryValues(const oracle::Computed& out, Explanation why) {
+    const Difference d = Differ(out_.actual(), out, out_.precision(), out_.judged(), 4);
+    if (!d.ok || d.measured > declared_.measured / 2) return false;
+    if (!best_ || d.measured < residual_ / 2) {
+      best_ = std::move(why);
+      residual_ = d.measured;
+    }
+    return true;
+  }
+  // Relative distance of the result from this call's output.
+  double Miss(const AttentionCall& call) const {
+    auto values = Recompute(call);
+    return values.ok() ? Differ(out_.actual(), values->out, out_.precision(), out_.judged(), 4).measured : HUGE_VAL;
+  }
+  std::optional<Explanation> best() const { return best_; }
+
+ private:
+  const Subject& out_;
+  const Difference& declared_;
+  std::optional<Explanation> best_;
+  double residual_ = 0;
+};
+
+// Families of causes, one file each: which keys a query sees by mask, window, cap, slopes or sinks; keys that every
+// query lacks.
+void TryMasks(const AttentionCall& call, Trial* trial);
+void TryMissingKeys(const AttentionCall& call, Trial* trial);
+
+}  // namespace assay::op
