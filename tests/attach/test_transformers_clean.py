@@ -21,7 +21,6 @@ def runs(tmp_path_factory):
     runs.add("static", prompts=PROMPTS[:4], options={"cache_implementation": "static"})
     runs.add("chunked", prompts=PROMPTS[1:2], options={"prefill_chunk_size": 20})
     runs.add("once", prompts=PROMPTS[:4], loop="once")
-    runs.add("compiled", prompts=PROMPTS[:4], loop="compiled")
     runs.add("two-batches", batches=[PROMPTS[:2], PROMPTS[:2]])
     runs.run()
     reference(runs.folder / "reference-one", ONE)
@@ -63,13 +62,6 @@ def test_padding_on_the_right_lines_up(runs):
     prompt_rows = sum(len(p) for p in PROMPTS[:4])
     out = next(s for s in result.sites if s.name == "layers.3.out")
     assert out.rows == prompt_rows
-
-
-def test_compiled_model_computes_the_same_and_the_trace_says_that_it_cannot_be_seen(runs):
-    assert runs.result("compiled") == runs.result("once")
-    notes = [n for p in assay.open(runs.folder / "compiled").processes for n in p.coverage]
-    assert any(n.reason == "absent on this path" and "compiled" in n.detail for n in notes)
-    assert not any(n.reason == "failed" for n in notes), notes
 
 
 @pytest.mark.parametrize("loop", ("forward", "uncached", "static"))

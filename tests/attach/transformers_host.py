@@ -9,7 +9,10 @@ recorded process. A job:
   dtype     "float32" or "bfloat16"; attention: "eager", "sdpa"; options: more arguments of generate()
   prompts   lists of token ids, one batch, padded on the left; batches: several such lists, one generate() after another
   tokens    to generate; loop: "generate" (default), "forward" (model called by hand with a cache), "uncached", "once"
-            (one forward over prompts padded on the right), "compiled" (the same through torch.compile)
+            (one forward over prompts padded on the right)
+  compile   {"how": ..., "backend": ...}: torch.compile of the model ("module"), its forward ("forward"), itself in place
+            ("in-place"), its layers ("layers"), a function that holds it ("function") or is given it ("argument"), or by
+            generate() itself ("generate"); always fullgraph
   fault     {"kind": "stale" | "pairing" | "shared-twice", "layer": N}, put into transformers' code before it runs
   result    file for {"tokens": [[...]], "logits": sha256 of all logits in order}
 The faults are what the tests must see named, and are defined here alone.
@@ -24,7 +27,7 @@ import sys
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, CompileConfig
 
 PAD = 0
 
@@ -106,7 +109,31 @@ def load(job):
     ).eval()
 
 
+def compiled(model, how, backend="eager"):
+    """What to call in place of the model."""
+    options = {"fullgraph": True, "backend": backend}
+    if how == "module":
+        return torch.compile(model, **options)
+    if how == "function":
+        return torch.compile(lambda *args, **given: model(*args, **given), **options)
+    if how == "argument":
+        step = torch.compile(lambda called, *args, **given: called(*args, **given), **options)
+        return lambda *args, **given: step(model, *args, **given)
+    if how == "forward":
+        model.forward = torch.compile(model.forward, **options)
+    elif how == "in-place":
+        model.compile(**options)
+    elif how == "layers":
+        for layer in model.model.layers:
+            layer.compile(**options)
+    return model
+
+
 def generate(model, job, ids, mask):
+    options = dict(job.get("options", {}))
+    if job.get("compile", {}).get("how") == "generate":
+        options["compile_config"] = CompileConfig(fullgraph=True, backend=job["compile"].get("backend", "eager"))
+        options["compile_config"]._compile_all_devices = True  # by itself it compiles for devices alone
     out = model.generate(
         ids,
         attention_mask=mask,
@@ -116,13 +143,13 @@ def generate(model, job, ids, mask):
         eos_token_id=None,
         return_dict_in_generate=True,
         output_logits=True,
-        **job.get("options", {}),
+        **options,
     )
     return out.sequences[:, ids.shape[1] :], list(out.logits)
 
 
 @torch.no_grad()
-def by_hand(model, job, ids, mask, cached):
+def by_hand(model, called, job, ids, mask, cached):
     """The loop that people write: the model called by hand, the newest token alone with a cache, all without one."""
     logits, new, cache = [], [], None
     for _ in range(job["tokens"]):
@@ -132,7 +159,7 @@ def by_hand(model, job, ids, mask, cached):
         name = "cache" if "cache" in type(model.model).forward.__code__.co_varnames else "past_key_values"
         if cached:
             more[name] = cache
-        out = model(input_ids=given, attention_mask=mask, position_ids=positions, use_cache=cached, **more)
+        out = called(input_ids=given, attention_mask=mask, position_ids=positions, use_cache=cached, **more)
         cache = getattr(out, name, None) if cached else None
         logits.append(out.logits[:, -1])
         new.append(out.logits[:, -1].argmax(-1, keepdim=True))
@@ -146,19 +173,19 @@ def run(job):
     model = load(job)
     if "fault" in job:
         plant(model, **job["fault"])
+    called = compiled(model, **job["compile"]) if "compile" in job else model
     digest, tokens = hashlib.sha256(), []
     for prompts in job.get("batches") or [job["prompts"]]:
         loop = job.get("loop", "generate")
-        ids, mask = padded(prompts, right=loop in ("once", "compiled"))
-        if loop in ("once", "compiled"):
-            called = torch.compile(model, backend="eager") if loop == "compiled" else model
+        ids, mask = padded(prompts, right=loop == "once")
+        if loop == "once":
             with torch.no_grad():
                 logits = [called(ids, attention_mask=mask, use_cache=False).logits]
             new = logits[0].argmax(-1)
         elif loop == "generate":
             new, logits = generate(model, job, ids, mask)
         else:
-            new, logits = by_hand(model, job, ids, mask, loop == "forward")
+            new, logits = by_hand(model, called, job, ids, mask, loop == "forward")
         tokens += new.tolist()
         for row in logits:
             digest.update(row.contiguous().view(torch.uint8).numpy().tobytes())

@@ -36,7 +36,7 @@ class Runs:
         self.jobs[name] = job
 
     def run(self, attached=True):
-        """Runs all jobs added so far and forgets them. Not attached: the same program without `assay run`."""
+        """Runs all jobs added so far and forgets them; what they wrote to stderr. Not attached: without `assay run`."""
         path = self.folder / f"jobs-{len(os.listdir(self.folder))}.json"
         path.write_text(json.dumps(list(self.jobs.values())))
         command = [sys.executable, "-W", "ignore", HOST, path]
@@ -44,11 +44,13 @@ class Runs:
             command = [BUILD / "assay", "run", "--dir", self.folder / "parent", "--", *command]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("ASSAY") or k == "ASSAY_LIBRARY"}
         environment.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
+        environment.update(TORCHINDUCTOR_COMPILE_THREADS="1", TORCHINDUCTOR_CACHE_DIR=str(self.folder / "inductor"))
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
         assert done.returncode == 0, done.stderr[-4000:]
         for name in self.jobs:
             assert (self.folder / f"{name}.json").exists(), done.stderr[-4000:]
         self.jobs = {}
+        return done.stderr
 
     def result(self, name):
         return json.loads((self.folder / f"{name}.json").read_text())

@@ -26,6 +26,12 @@ _BINDING = (FunctionType, MethodDescriptorType, WrapperDescriptorType)  # they t
 
 
 
+_by_key: dict[str, Site] = {}
+_after_wanted: dict[str, bool] = {}
+"""Keys of sites whose results are asked for. Dynamo reads it in place of the site: the method of an object that was made
+in the graph may have text and functions in its closure, and nothing else."""
+
+
 class _Inside(threading.local):
     callback = False
 
@@ -104,15 +110,15 @@ class Site:
         self.label = label
         self.listeners: list[Listener] = []
         self.key = compiled.register(f"call:{label}", self)
-        self.before_wanted = self.after_wanted = False  # read by Dynamo
+        _by_key[self.key] = self
         self.wrapper: Any = None
 
     def listen(self, listener: Listener) -> None:
         """Adds callbacks, once."""
         if listener not in self.listeners:
             self.listeners = [*self.listeners, listener]
-        self.before_wanted = True  # counts the firing too
-        self.after_wanted = self.after_wanted or listener.after is not None
+        if listener.after is not None:
+            _after_wanted[self.key] = True
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call, observed. What the original raises passes unchanged."""
@@ -254,20 +260,19 @@ def _wrapper_of(site: Site) -> Any:
 
     def plain(*args: Any, **kwargs: Any) -> Any:
         if compiled.is_compiling():
-            if site.before_wanted:
-                compiled.observe_arguments(key, "before", args, kwargs)
+            compiled.observe_arguments(key, "before", args, kwargs)  # counts the firing too
             result = original(*args, **kwargs)
-            if site.after_wanted:
+            if key in _after_wanted:
                 compiled.observe_result(key, args[0] if args else None, result)
             return result
         if inside.callback:
             return original(*args, **kwargs)
-        return site.run(args, kwargs)
+        return _by_key[key].run(args, kwargs)
 
     async def asynchronous(*args: Any, **kwargs: Any) -> Any:
         if inside.callback:
             return await original(*args, **kwargs)
-        return await site.run_async(args, kwargs)
+        return await _by_key[key].run_async(args, kwargs)
 
     wrapper: Any = asynchronous if inspect.iscoroutinefunction(original) else plain
     functools.update_wrapper(wrapper, original)

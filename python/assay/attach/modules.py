@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import functools
+import importlib
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -249,6 +250,12 @@ def _watch(session: Session, module: Any, name: str, prefix: str) -> _Watched:
     return watched
 
 
+def _mark(module: Any, name: str, compiled_too: bool) -> None:
+    """Says to Dynamo that the module is observed."""
+    if compiled_too:
+        object.__setattr__(module, name, True)
+
+
 def observe(
     session: Session,
     root: Any,
@@ -257,8 +264,10 @@ def observe(
     before: Before | None,
     probe: Probe,
     prefix: str = "",
+    compiled_too: bool = True,
 ) -> Modules:
-    """Observes the modules under ``root`` whose qualified names match a glob; the root's own name is ""."""
+    """Observes the modules under ``root`` whose qualified names match a glob; the root's own name is "". compiled_too:
+    whether code that is compiled from now on has the probe."""
     globs = [patterns] if isinstance(patterns, str) else list(patterns)
     found: list[str] = []
     replaced: list[str] = []  # their forward is not their class's
@@ -274,11 +283,11 @@ def observe(
             watched.thens.append((probe, then))
             if len(watched.thens) > 1:
                 watched.unlearn(module)
-            object.__setattr__(module, "_assay_after", True)
+            _mark(module, "_assay_after", compiled_too)
         if before is not None:
             watched.befores.append((probe, before))
             watched.unlearn(module)
-            object.__setattr__(module, "_assay_before", True)
+            _mark(module, "_assay_before", compiled_too)
         found.append(name)
     if found:
         if probe.state != "attached":
@@ -326,13 +335,20 @@ class Roots:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._callbacks: list[Callable[[Any], object]] = []
+        self._compiled: list[Callable[[Any, bool], object]] = []
         self._installed = False
+        self._n_compiled = 0  # modules given to torch.compile
 
     def when_root(self, then: Callable[[Any], object]) -> None:
         self._callbacks.append(then)
         if not self._installed:
             self._installed = True
             self._session.when_imported("torch", self._install)
+
+    def when_compiled(self, then: Callable[[Any, bool], object]) -> None:
+        """then(module, itself) for each module that is given to torch.compile itself, or held by a function that is."""
+        self._compiled.append(then)
+        self._session.when_imported("torch", self._watch_compile)
 
     def found(self, root: Any) -> None:
         if type(root).__module__.startswith(("torch.fx", "torch._")):
@@ -346,6 +362,16 @@ class Roots:
         self._session.hook.settle()
         for then in self._callbacks:
             self._session.guard(f"root module {type(root).__name__}", then, root)
+
+    def _allow_recompiles(self) -> None:
+        """Layers that are compiled one by one share a graph by default; observed ones are told apart and have one each.
+        Torch gives up at a number of graphs for one function, with fullgraph by an exception: the number is raised."""
+        config = importlib.import_module("torch._dynamo.config")
+        self._n_compiled += 1
+        for name, default in (("recompile_limit", 8), ("accumulated_recompile_limit", 256)):
+            wanted = default * self._n_compiled
+            if getattr(config, name, wanted) < wanted:
+                setattr(config, name, wanted)
 
     def _forget_the_originals(self, module: Any) -> None:
         """Takes out of a copy what it carries of its original: compiled code goes by that."""
@@ -361,7 +387,7 @@ class Roots:
         if "_assay_seen" in vars(kind):
             return
         kind._assay_seen = 0
-        call, compile_ = kind.__call__, torch.compile
+        call = kind.__call__
         roots = self
 
         def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -369,11 +395,27 @@ class Roots:
                 roots._session.guard("finding root modules", roots.found, self)
             return call(self, *args, **kwargs)
 
+        kind.__call__ = functools.wraps(call)(__call__)
+        self._watch_compile(torch)
+
+    def _watch_compile(self, torch: Any) -> None:
+        """Looks at what is given to torch.compile, once."""
+        compile_ = torch.compile
+        if hasattr(compile_, "_assay_compile"):
+            return
+        guard = self._session.guard
+
         @functools.wraps(compile_)
         def compile(model: Any = None, *args: Any, **kwargs: Any) -> Any:
-            for owner in roots._session.guard("finding root modules", _modules_of, model, kind) or ():
-                roots._session.guard("finding root modules", roots.found, owner)
+            for owner in guard("finding root modules", _modules_of, model, torch.nn.Module) or ():
+                if self._installed:
+                    guard("finding root modules", self.found, owner)
+                for module in owner.modules():
+                    guard("a copied module", self._forget_the_originals, module)
+                for then in self._compiled:
+                    guard(f"{type(owner).__name__} given to torch.compile", then, owner, owner is model)
+                guard("limits of recompilation", self._allow_recompiles)
             return compile_(model, *args, **kwargs)
 
-        kind.__call__ = functools.wraps(call)(__call__)
+        compile._assay_compile = True  # type: ignore[attr-defined]
         torch.compile = compile

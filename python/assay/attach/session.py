@@ -270,6 +270,11 @@ class Session:
         contains: before it runs."""
         self.roots.when_root(then)
 
+    def when_compiled(self, then: Callable[[Any, bool], object]) -> None:
+        """Calls then(module, itself) for each module that is given to torch.compile, before it is compiled. itself: False
+        for a method of it, or a function that holds it."""
+        self.roots.when_compiled(then)
+
     def wrap(
         self,
         target: str,
@@ -340,14 +345,16 @@ class Session:
         label: str | None = None,
         requested: bool = False,
         required: bool = True,
+        compiled: bool = True,
     ) -> modules.Modules:
         """Observes modules under ``root`` by glob over named_modules (the root itself is ""): before(module, name, args,
-        kwargs) and then(module, name, args, kwargs, result) at each call of their forward."""
+        kwargs) and then(module, name, args, kwargs, result) at each call of their forward. compiled: False where compiled
+        code is to be left without."""
         globs = patterns if isinstance(patterns, str) else ",".join(patterns)
         probe = self._new_probe(label or f"module:{globs}", requested, required, None)
         found = modules.Modules(probe, ())
         try:
-            found = modules.observe(self, root, patterns, then, before, probe, prefix)
+            found = modules.observe(self, root, patterns, then, before, probe, prefix, compiled)
         except Exception as problem:
             probe.state, probe.detail = "failed", f"{type(problem).__name__}: {problem}"
             self.failed(probe.label, problem)

@@ -6,6 +6,8 @@ session and reaches nobody.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -14,24 +16,55 @@ import torch
 
 from ..._prepared import Fold, PreparedSite, Rows
 from . import _hf_views as views
-from ._hf_attention import Attention
+from ._hf_attention import NO_CACHE, Attention
 from ._hf_rows import Choice, Forward, Requests
 
 if TYPE_CHECKING:
     from ..._trace import Trace
-    from .. import Session
+    from .. import Call, Session
 
 
 
 class _Now(threading.local):
     """forward: the one that this thread is in, or was in last. kept: what the model with the head was told to compute
-    logits of (logits_to_keep)."""
+    logits of (logits_to_keep). The others belong to compiled code: the call that led into it, cache updates so far in this
+    forward, and keys and values of the one under way."""
 
     forward: Forward | None = None
     kept: Any = 0
+    entered: Any = None
+    updates: int = 0
+    given: tuple[Any, Any] = (None, None)
 
 
 now = _Now()
+
+
+class Inputs:
+    """What a call of a decoder, or of the model around it, is given: ids [B, T] or embeddings [B, T, h], mask, cache."""
+
+    __slots__ = ("cache", "embeddings", "ids", "mask")
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.ids: Any = values.get("input_ids")
+        self.embeddings: Any = values.get("inputs_embeds")
+        self.mask: Any = values.get("attention_mask")
+        self.cache: Any = values.get("cache") if values.get("cache") is not None else values.get("past_key_values")
+
+    @classmethod
+    def of(cls, model: Any, call: Call) -> Inputs:
+        return cls(arguments(model, call))
+
+
+def arguments(model: Any, call: Call) -> dict[str, Any]:
+    """Arguments of model(...) by the names of its forward."""
+    names = _parameters(type(model).forward)
+    return {**dict(zip(names, call.args[1:])), **call.kwargs}
+
+
+@functools.lru_cache(maxsize=64)
+def _parameters(function: Any) -> tuple[str, ...]:
+    return tuple(inspect.signature(function).parameters)[1:]
 
 ABSENT = {
     "attn.lse": "transformers' attention functions do not return it",
@@ -75,6 +108,8 @@ class Decoder:
         self._sites: dict[str, PreparedSite] = {}
         self._after: dict[str, PreparedSite | After] = {}  # by module name
         self._before: dict[str, Before] = {}
+        self._moe_blocks: dict[str, str] = {}  # module -> site
+        self.not_compiled: list[str] = []  # sites that compiled code is left without
         self._observe(model)
 
     # ---- recording
@@ -98,8 +133,9 @@ class Decoder:
 
     # ---- one forward
 
-    def begin(self, ids: Any, embeddings: Any, mask: Any, cache: Any) -> Forward | None:
-        """ids [B, T], or embeddings [B, T, h]. None when nothing can be recorded."""
+    def begin(self, inputs: Inputs, *, past: int | None = None, out_of_sight: bool = False) -> Forward | None:
+        """past: columns that the cache had, when it may have more by now. out_of_sight: whether there is a cache is not
+        known. None when nothing can be recorded."""
         trace = self.session.trace()
         if trace is None:
             return None
@@ -107,16 +143,30 @@ class Decoder:
             self._trace = trace
             for site in self._sites.values():
                 site.bind(trace)
-        size, length = (ids if ids is not None else embeddings).shape[:2]
+        ids = inputs.ids
+        if ids is None and inputs.embeddings is None:
+            return None
+        size, length = (ids if ids is not None else inputs.embeddings).shape[:2]
+        known = self.requests.out_of_sight(ids, inputs.mask, size, length) if out_of_sight else None
         forward, shown = self.requests.begin(
-            ids, mask, cache, size, length, step=self._step, compute_dtype=self.compute_dtype()
-        )
+            ids, inputs.mask, inputs.cache, size, length, past=past, known=known, step=self._step,
+            compute_dtype=self.compute_dtype(),
+        )  # fmt: skip
         self._step += 1
         forward.decoder = self
         if shown is not None:
             self.chosen(*shown)
         now.forward = forward
         return forward
+
+    def bind(self, forward: Forward, result: Any) -> None:
+        """The end of a forward that was given no cache: its result has the one that it made, if any."""
+        # The older name warns where there is a newer one.
+        fields = getattr(type(result), "__dataclass_fields__", {})
+        made = getattr(result, "cache" if "cache" in fields else "past_key_values", None)
+        self.requests.bind(forward.batch, made)
+        if made is None:
+            self.session.absent("layers.*.attn.kv_write", NO_CACHE)
 
     def chosen(self, choice: Choice, tokens: list[int]) -> None:
         """The tokens that a step's rows were continued with."""
@@ -150,7 +200,15 @@ class Decoder:
         mla = any(attention.mla for attention in self.layers.values())
         for name, why in {**ABSENT, **(ABSENT_IN_MLA if mla else {})}.items():
             self.session.absent(f"layers.*.{name}", why)
-        self.session.modules(model, list(self._after), then=self._left, label="module: outputs")
+        # Compiled code goes on with these in float32, never writing them; where it rounds, it is left as it is.
+        fused = {"embed_tokens": "embed", **{f"layers.{i}": "layers.*.out" for i in self.layers}, **self._moe_blocks}
+        if self.compute_dtype() is not None:
+            self.not_compiled = sorted(set(fused.values()))
+        written = [name for name in self._after if name not in fused]
+        self.session.modules(model, written, then=self._left, label="module: outputs")
+        self.session.modules(
+            model, list(fused), then=self._left, label="module: sums and embedding", compiled=not self.not_compiled
+        )
         self.session.modules(model, list(self._before), before=self._entered, label="module: inputs")
 
     def weights(self, model: Any) -> None:
@@ -179,6 +237,10 @@ class Decoder:
     def output(self, module: str, name: str, heads: int = 0) -> None:
         """The module's output is the site: rows of [B, T, X], X cut into heads."""
         self._after[module] = self.site(name, engine_name=module, fold=views.fold_rows(heads))
+
+    def moe_block(self, module: str) -> None:
+        """Says that the module's output is a sum of experts."""
+        self._moe_blocks[module] = "layers.*.moe.out"
 
     def after(self, module: str, then: After) -> None:
         """then(forward, module, output) after each call of the module."""
@@ -302,6 +364,7 @@ class Layer:
         elif hasattr(moe, "shared_expert_gate"):
             self.site("moe.shared", f"{ffn}, shared_expert_output", fold=views.fold_rows())
         self._output(ffn, "moe.out")
+        self.decoder.moe_block(f"layers.{self.index}.{ffn}")
 
     def gated_shared(self, forward: Forward, tensor: Any) -> None:
         """The shared expert behind its gate, which no module gives."""

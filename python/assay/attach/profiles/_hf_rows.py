@@ -142,6 +142,7 @@ class Requests:
         self._announce = announce
         self._by_cache: WeakKeyDictionary[Any, Batch] = WeakKeyDictionary()
         self._without_cache: Batch | None = None
+        self._out_of_sight: Batch | None = None  # the last one whose cache, if any, was not to be seen
         self._told = threading.local()
 
     def tell_prompts(self, ids: Any, mask: Any, ends: frozenset[int]) -> None:
@@ -161,12 +162,31 @@ class Requests:
         return self._shown(batch, sequences, 0)
 
     def begin(
-        self, ids: Any, mask: Any, cache: Any, size: int, length: int, **common: Any
+        self,
+        ids: Any,
+        mask: Any,
+        cache: Any,
+        size: int,
+        length: int,
+        *,
+        past: int | None = None,
+        known: tuple[int, Batch | None] | None = None,
+        **common: Any,
     ) -> tuple[Forward, tuple[Choice, list[int]] | None]:
         """The rows of a forward over ids [size, length] (None: embeddings were given), before it runs; and the tokens
-        that it shows to have been chosen by the forward before."""
-        past = int(cache.get_seq_length()) if cache is not None else 0
-        batch = self._by_cache.get(cache) if cache is not None else self._grown(ids)
+        that it shows to have been chosen by the forward before. past: the cache's length, read earlier. known: what
+        out_of_sight() gave."""
+        if known is not None:
+            past, batch = known
+        else:
+            if past is None:
+                past = int(cache.get_seq_length()) if cache is not None else 0
+            batch = self._by_cache.get(cache) if cache is not None else self._without_cache
+            if batch is not None and cache is None and not _grown(batch, ids):
+                batch = None
+            told: Batch | None = getattr(self._told, "batch", None)
+            if batch is None and past and told is not None and told.columns == past:
+                batch = told  # whose cache was out of sight so far
         if batch is not None and (len(batch.keys) != size or (past == 0 and batch.columns and cache is not None)):
             batch = None  # the cache was reset, or serves another batch
         shown = None if batch is None else self._shown(batch, ids, past)
@@ -176,7 +196,7 @@ class Requests:
             seen = [past] * size if before is None else [int(n) for n in before.sum(1).tolist()]
             prompts = self._prompts(ids, flags, size, past)
             batch = Batch([self._announce(p) for p in prompts], [len(p) for p in prompts], seen, past)
-        elif cache is None:
+        elif cache is None and past == 0:
             batch.seen, batch.columns = [0] * size, 0
         elif batch.columns != past:  # cropped: draft tokens were refused
             batch.seen = (
@@ -191,10 +211,30 @@ class Requests:
             self._told.batch = batch
         if cache is not None:
             self._by_cache[cache] = batch
+        elif known is not None:
+            batch.tokens = ids
+            self._out_of_sight = batch
         else:
             batch.tokens = ids
             self._without_cache = batch
         return forward, shown
+
+    def out_of_sight(self, ids: Any, mask: Any, size: int, length: int) -> tuple[int, Batch | None]:
+        """Columns so far, and the batch (None: a new one), of a forward whose cache, if any, is not to be seen: of
+        generate()'s batch, or of the one before. Without a 2-D mask, one token alone goes on and several begin."""
+        told = getattr(self._told, "prompts", None) is not None
+        batch: Batch | None = self._told.batch if told else self._out_of_sight
+        if batch is None or len(batch.keys) != size:
+            return 0, None
+        if told:
+            return batch.columns, batch
+        if _grown(batch, ids):
+            return 0, batch
+        if isinstance(mask, torch.Tensor) and mask.ndim == 2 and mask.shape[0] == size:
+            past = max(mask.shape[1] - length, 0)
+        else:
+            past = batch.columns if length == 1 else 0
+        return past, batch if past else None
 
     def bind(self, batch: Batch, cache: Any) -> None:
         """Says which cache a forward that was given none has made."""
@@ -203,15 +243,6 @@ class Requests:
             if self._without_cache is batch:
                 self._without_cache = None
             batch.tokens = None
-
-    def _grown(self, ids: Any) -> Batch | None:
-        """The batch without a cache that these tokens are the continuation of."""
-        batch = self._without_cache
-        if batch is None or ids is None or batch.tokens is None or batch.tokens.shape[0] != ids.shape[0]:
-            return None
-        columns = batch.tokens.shape[1]
-        grown = ids.shape[1] > columns and bool(torch.equal(ids[:, :columns], batch.tokens))
-        return batch if grown else None
 
     def _padding(self, mask: Any, size: int, past: int, length: int) -> tuple[Any, Any]:
         """Which columns of this forward, and of those before it, hold real tokens: [B, T] and [B, past], None: not
@@ -254,6 +285,14 @@ class Requests:
         told = [told[slot // (size // len(told))] for slot in range(size)]
         fits = all(len(part) <= len(whole) and (past or part == whole[: len(part)]) for part, whole in zip(own, told))
         return told if fits else own
+
+
+def _grown(batch: Batch, ids: Any) -> bool:
+    """Whether these tokens are those of the batch and more, as a loop without a cache gives them."""
+    if ids is None or batch.tokens is None or batch.tokens.shape[0] != ids.shape[0]:
+        return False
+    columns = batch.tokens.shape[1]
+    return bool(ids.shape[1] > columns and torch.equal(ids[:, :columns], batch.tokens))
 
 
 def real_tokens(ids: Any, flags: list[list[bool]] | None) -> list[list[int]]:

@@ -9,8 +9,6 @@ from the tokens and the padding mask (_hf_rows.py). docs/transformers.md has the
 
 from __future__ import annotations
 
-import functools
-import inspect
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -21,6 +19,7 @@ from ..._trace import request_key
 
 if TYPE_CHECKING:
     from .. import Call, Session
+    from ._hf_compiled import CompiledDecoders
     from ._hf_decoder import Decoder
 
 TRIGGERS = ("transformers.modeling_utils",)
@@ -41,9 +40,13 @@ class _Profile:
         # The model with the head, by the decoder inside it.
         self._wholes: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._targets: set[str] = set()  # functions that are wrapped
+        self._compiled: CompiledDecoders
         self._gated: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # MoE block -> its layer
 
     def install(self) -> None:
+        from ._hf_compiled import CompiledDecoders
+
+        self._compiled = CompiledDecoders(self.session, self._ready, lambda: any(self._decoders.values()))
         wrap = self.session.wrap
         wrap("transformers.modeling_utils:PreTrainedModel.post_init", after=self._made)
         wrap("transformers.modeling_utils:PreTrainedModel.__call__", before=self._enter, after=self._leave)
@@ -64,15 +67,26 @@ class _Profile:
         """Remembers which decoder this model has inside, when it is one with a head."""
         base = getattr(model, getattr(model, "base_model_prefix", "") or "_", None)
         for part in (base, getattr(base, "language_model", None)):
+            part = getattr(part, "_orig_mod", part)  # of a compiled module
             if part is not None and part is not model and _is_decoder(part):
                 self._wholes[part] = weakref.ref(model)
 
     def _decoder_inside(self, model: Any) -> Decoder | None:
+        return self._decoder(self._part(model))
+
+    def _part(self, model: Any) -> Any:
+        """The decoder's module in a model with a head; another model itself."""
         self._own(model)
-        for part, whole in list(self._wholes.items()):
-            if whole() is model:
-                return self._decoder(part)
-        return self._decoder(model)
+        return next((part for part, whole in list(self._wholes.items()) if whole() is model), model)
+
+    def _ready(self, model: Any) -> tuple[Any, Decoder] | None:
+        """Makes the probes of the decoder in the model, all of them, before it is compiled."""
+        part = self._part(model)
+        decoder = self._decoder(part)
+        if decoder is None:
+            return None
+        self._observe_attention(part, decoder)
+        return part, decoder
 
     def _decoder(self, model: Any) -> Decoder | None:
         """The probes of the model, made at its first call; None for what is no decoder, or not the one observed."""
@@ -96,12 +110,17 @@ class _Profile:
         from ._hf_facts import model_facts
         from ._hf_rows import Requests
 
+        self.session.label(model, f"transformers {type(model).__name__}")
+        for index, layer in enumerate(model.layers):
+            self.session.label(layer.self_attn, f"transformers layers.{index}.self_attn")
         decoder = Decoder(self.session, trace, model, Requests(self._announce))
         self._decoders[model] = decoder
         for key, value in model_facts(model).items():
             self.session.fact(key, value)
         reference = self._wholes.get(model)
         whole = reference() if reference is not None else None
+        if whole is not None:
+            self.session.label(whole, f"transformers {type(whole).__name__}")
         if getattr(whole, "lm_head", None) is not None:
             decoder.observe_head(whole)
         decoder.weights(model)
@@ -120,43 +139,41 @@ class _Profile:
     # ---- forwards
 
     def _enter(self, call: Call) -> None:
-        from ._hf_decoder import now
+        from ._hf_decoder import Inputs, arguments, now
 
         if call.compiled:
-            now.forward = None
-            self.session.trace()  # opened for this note alone, where nothing else is recorded
-            self.session.absent("layers.*", "the model is compiled: inside the graph nobody can tell whose its rows are")
+            self._compiled.enter(call)
             return
         model = call.self
         decoder = self._decoder(model)
         if decoder is None:
             if model not in self._wholes.values():
                 self._own(model)
-            now.kept = _arguments(model, call).get("logits_to_keep") or 0
+            values = arguments(model, call)
+            now.kept = values.get("logits_to_keep") or 0
+            if self._compiled.any:
+                self._compiled.entering(model, Inputs(values))
             return
-        values = _arguments(model, call)
-        ids, embeddings = values.get("input_ids"), values.get("inputs_embeds")
-        cache = values.get("cache") if values.get("cache") is not None else values.get("past_key_values")
-        if ids is None and embeddings is None:
+        inputs = Inputs.of(model, call)
+        if inputs.ids is None and inputs.embeddings is None:
             return
         self._observe_attention(model, decoder)
-        call.state["cache"] = cache
-        call.state["forward"] = decoder.begin(ids, embeddings, values.get("attention_mask"), cache)
+        call.state["cache"] = inputs.cache
+        call.state["forward"] = decoder.begin(inputs)
+        now.updates = 0
 
     def _leave(self, call: Call, result: Any) -> None:
+        if call.compiled:
+            self._compiled.leave(call)
+            return
         forward = call.state.get("forward")
         if forward is None:
+            if self._compiled.any:
+                self._compiled.leaving(result)
             return
         forward.inside = False
         if call.state["cache"] is None:
-            # The older name warns where there is a newer one.
-            fields = getattr(type(result), "__dataclass_fields__", {})
-            made = getattr(result, "cache" if "cache" in fields else "past_key_values", None)
-            forward.decoder.requests.bind(forward.batch, made)
-            if made is None:
-                from ._hf_attention import NO_CACHE
-
-                self.session.absent("layers.*.attn.kv_write", NO_CACHE)
+            forward.decoder.bind(forward, result)
 
     # ---- attention, cache, gates
 
@@ -194,15 +211,20 @@ class _Profile:
         forward = now.forward
         if forward is None or not forward.inside or len(call.args) < 4:
             return
-        sites = forward.decoder.attention(call.args[0])
+        sites = forward.decoder.attention(call.self)
         if sites is not None:
-            call.state["sites"], call.state["forward"] = sites, forward
             with torch.no_grad():
                 sites.operands(forward, *call.args[1:4])
 
     def _attended(self, call: Call, result: Any) -> None:
-        if "sites" in call.state:
-            call.state["sites"].output(call.state["forward"], result[0])
+        from ._hf_decoder import now
+
+        forward = now.forward
+        if forward is None or not forward.inside:
+            return
+        sites = forward.decoder.attention(call.self)
+        if sites is not None:
+            sites.output(forward, result[0])
 
     def _cached(self, call: Call, result: Any) -> None:
         import torch
@@ -212,11 +234,16 @@ class _Profile:
         forward = now.forward
         if forward is None or not forward.inside:
             return
-        bound = call.bound
-        sites = forward.decoder.layers.get(bound.get("layer_idx"))
+        if call.compiled:
+            index, key, value = self._compiled.cache_update(forward)
+        else:
+            bound = call.bound
+            index, key, value = bound["layer_idx"], bound["key_states"], bound["value_states"]
+            now.updates = index + 1  # the layer behind it may be compiled
+        sites = forward.decoder.layers.get(index)
         if sites is not None:
             with torch.no_grad():
-                sites.cache_rows(forward, bound["key_states"], bound["value_states"], *result[:2])
+                sites.cache_rows(forward, key, value, *result[:2])
 
     def _observe_gate(self, moe: Any, index: int) -> None:
         """A shared expert behind a gate is a local variable of the block."""
@@ -268,14 +295,3 @@ def _is_decoder(model: Any) -> bool:
     return len(layers) > 0 and all(
         all(hasattr(layer, n) for n in names) and any(hasattr(layer, n) for n in ffn) for layer in layers
     )
-
-
-def _arguments(model: Any, call: Call) -> dict[str, Any]:
-    """Arguments of model(...) by the names of its forward."""
-    names = _parameters(type(model).forward)
-    return {**dict(zip(names, call.args[1:])), **call.kwargs}
-
-
-@functools.lru_cache(maxsize=64)
-def _parameters(function: Any) -> tuple[str, ...]:
-    return tuple(inspect.signature(function).parameters)[1:]
