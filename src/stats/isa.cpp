@@ -8,6 +8,7 @@
 namespace assay {
 namespace {
 
+// Once a process: the environment is the host's, and a change of it in mid-run must not mix instruction sets.
 Isa Resolve() {
   const char* wanted = std::getenv("ASSAY_ISA");
   for (Isa isa : {Isa::kAvx512, Isa::kAvx2, Isa::kPortable}) {
@@ -29,6 +30,7 @@ bool IsaUsable(Isa isa) {
       return true;
     case Isa::kAvx2:
 #if defined(ASSAY_HAVE_AVX2)
+      // The built-ins ask the system too, whether it saves the wide registers.
       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #else
       return false;

@@ -100,6 +100,7 @@ struct Doubles {
   }
 };
 
+// to[0, 8) += x
 ASSAY_INLINE void AddTo(double* to, __m256 x) {
   const __m256d low = _mm256_cvtps_pd(_mm256_castps256_ps128(x));
   const __m256d high = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
@@ -190,7 +191,8 @@ void Finish(const ChunkState& c, const Piece& piece, uint32_t first, uint32_t n,
   if (piece.row) piece.row->digest[0] += Fold64(c.row_digest);
 }
 
-// Groups [first, first + n) of a piece: within one block and one head.
+// Groups [first, first + n) of a piece: within one block and one head, so at most kBlockGroups, for which float sums of
+// residues are good (docs/numerics.md).
 template <class F, bool kCells>
 void AddChunk(const Piece& piece, uint32_t first, uint32_t n, Cell* head, Accumulator* acc) {
   const __m256i magnitude_bits = _mm256_set1_epi32(INT32_MAX);
@@ -212,6 +214,7 @@ void AddChunk(const Piece& piece, uint32_t first, uint32_t n, Cell* head, Accumu
       continue;
     }
     ++c.taken;
+    // Patterns compare like the values do, each sign for itself.
     c.high = _mm256_max_epi32(c.high, bits);
     c.wide = _mm256_max_epu32(c.wide, bits);
     c.near = _mm256_min_epu32(c.near, m);
@@ -234,6 +237,7 @@ void AddChunk(const Piece& piece, uint32_t first, uint32_t n, Cell* head, Accumu
       float* at = acc->matrix + slot * kLanes;
       _mm256_store_ps(at, _mm256_add_ps(_mm256_load_ps(at), y));
     } else {
+      // A small segment: to the buckets, one by one, is cheaper than clearing and folding a matrix.
       alignas(32) float terms[kLanes];
       _mm256_store_ps(terms, y);
       for (uint32_t j = 0; j < kLanes; ++j) {
@@ -267,6 +271,7 @@ void AddChunk(const Piece& piece, uint32_t first, uint32_t n, Cell* head, Accumu
   }
 }
 
+// Cuts a piece where a block or a head ends, and empties the matrix before an entry could see too many additions.
 template <class F>
 void AddFloats(const Piece& piece, Accumulator* acc) {
   const bool cells = piece.row != nullptr || piece.heads != nullptr;

@@ -35,6 +35,7 @@ constexpr int MantissaBits(DType dtype) {
   }
 }
 
+// What the counts say of an element. Only the types with a significand field have subnormals.
 template <DType kType>
 Kind Classify(uint64_t bits, double value) {
   if (value == 0) return Kind::kZero;
@@ -59,6 +60,7 @@ struct Place {
   bool minus;
 };
 
+// One element at a time: for heads that do not begin with a group. Everything else walks whole groups.
 Place PlaceOf(const Piece& piece, uint32_t offset, int j) {
   const uint32_t group = piece.group + offset;
   const uint32_t slot = (group & 0xff) ^ SlotRotation(group, piece.salt);
@@ -143,6 +145,7 @@ inline void AddGroup(const Piece& piece, uint32_t offset, const uint32_t* words,
   acc->count += static_cast<uint64_t>(n);
 }
 
+// sketch false: moments and non-finite elements alone.
 void AddToCell(const Totals& totals, bool sketch, Cell* cell) {
   cell->sum_sq[0] += totals.sum_sq;
   cell->nonfinite += totals.nonfinite;
@@ -255,6 +258,7 @@ void AddBlock(const Piece& piece, uint32_t first, uint32_t n, Totals* totals, Ac
   }
 }
 
+// Cut where a block ends: the slot rotation holds for one block.
 template <DType kType, bool kCells>
 void AddGroupsAs(const Piece& piece, uint32_t first, uint32_t n, Totals* totals, Accumulator* acc) {
   for (const uint32_t end = first + n; first < end;) {
@@ -276,6 +280,7 @@ void AddGroupsTo(const Piece& piece, uint32_t first, uint32_t n, Cell* row, Cell
   AddTotals(totals, piece.sketch, row, head, acc);
 }
 
+// The image of a cut group: what is absent stays zero, as the digest wants it.
 template <DType kType>
 void AddPartialAs(const Piece& piece, int lane, int n, Accumulator* acc) {
   uint32_t words[kDigestWords] = {};
@@ -293,6 +298,7 @@ void AddPartialAs(const Piece& piece, int lane, int n, Accumulator* acc) {
   AddTotals(totals, piece.sketch, piece.row, nullptr, acc);
 }
 
+// inner: columns of a head, side by side.
 template <DType kType>
 void AddHeadsAs(const Piece& piece, int lane, uint64_t n, uint64_t inner) {
   for (uint64_t k = 0; k < n; ++k) {
@@ -325,6 +331,7 @@ constexpr Functions FunctionsOf() {
   return {AddGroupsTo<kType>, AddPartialAs<kType>, AddHeadsAs<kType>};
 }
 
+// The one place where a dtype becomes code; kInvalid has none.
 Functions Select(DType dtype) {
   return WithDType(dtype, []<DType kType>() {
     if constexpr (kType == DType::kInvalid) {
@@ -345,6 +352,7 @@ void AddPortable(const Piece& piece, Accumulator* acc) {
   }
 }
 
+// Everything is in acc already.
 void FlushNothing(Accumulator*) {}
 
 }  // namespace

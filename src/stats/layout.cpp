@@ -9,6 +9,7 @@ namespace {
 
 constexpr int64_t kShortRun = 64;  // contiguous elements below which gathering beats one kernel call a run
 
+// Sizes and strides that fit together, and their product. Strides may be anything: a view is believed about its memory.
 Status CheckView(const TensorView& view, int64_t* n_elements) {
   if (BitsOf(view.dtype) == 0) {
     return Status::Usage("measure: unknown dtype " + std::to_string(static_cast<int>(view.dtype)));
@@ -48,6 +49,7 @@ void MergeAxes(const TensorView& view, int row_axis, std::vector<Layout::Axis>* 
   }
 }
 
+// Gathers n elements of `bits` bits, `stride` apart from element `from` of data on, to element `at` of out.
 void CopyElements(const uint8_t* data, int64_t from, int64_t stride, int64_t n, int bits, uint8_t* out, int64_t at) {
   if (bits == 4) {
     for (int64_t k = 0; k < n; ++k) {
@@ -98,6 +100,7 @@ Status MakeLayout(const TensorView& view, const LogicalLayout& logical, Layout* 
     return Status::Usage("measure: head axis " + std::to_string(logical.head_axis) + " of a tensor of rank " +
                          std::to_string(rank));
   }
+  // Without token rows axis 0 still gives t, if there is another one for the columns.
   const int row_axis = logical.row_axis >= 0 ? logical.row_axis : rank >= 2 ? 0 : -1;
   if (logical.head_axis >= 0 && logical.head_axis == row_axis) {
     return Status::Usage("measure: axis " + std::to_string(row_axis) + " is both the row and the head axis");
@@ -133,6 +136,7 @@ Status MakeLayout(const TensorView& view, const LogicalLayout& logical, Layout* 
                          " do not lie in full_cols = " + std::to_string(l.full_cols));
   }
   l.pitch = (static_cast<uint64_t>(l.full_cols) + 7) / 8 * 8;
+  // Cut groups: where the columns begin or end inside of a group, but for the end of the whole row.
   l.digest_split = n_elements > 0 && (l.col_offset % kLanes != 0 || (end % kLanes != 0 && end != l.full_cols));
   l.n_heads = logical.head_axis >= 0 ? view.shape[logical.head_axis] : 0;
   l.head_inner = std::max<int64_t>(after_head, 1);
@@ -164,6 +168,7 @@ const uint8_t* Fetch(const Layout& layout, int64_t row, int64_t col, int64_t wan
 
   int64_t along = 0;
   int64_t at = locate(col, &along);
+  // In place where the innermost run is long enough; otherwise gathered, many runs to one kernel call.
   if (inner.stride == 1 && (bits != 4 || at % 2 == 0)) {
     if (along >= want) {
       *n = want;

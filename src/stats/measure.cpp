@@ -33,6 +33,7 @@ struct Scratch {
   }
 };
 
+// isa is usable here: Measure has checked that.
 const Kernel* KernelOf(Isa isa) {
   switch (isa == Isa::kAuto ? ActiveIsa() : isa) {
 #if defined(ASSAY_HAVE_AVX512)
@@ -79,6 +80,7 @@ void MeasureRow(const RowTask& task, int64_t row, uint64_t t, int64_t col, int64
     const uint64_t row_index = static_cast<uint64_t>(layout.col_offset + col);
     const uint64_t index = t * layout.pitch + row_index;
     const int lane = static_cast<int>(index % kLanes);
+    // As much as one piece can hold: to the end, to where a group number's upper half changes, or the rest of a group.
     int64_t want = end - col;
     if (lane != 0 || want < kLanes) {
       want = std::min<int64_t>(want, kLanes - lane);  // a cut group
@@ -116,6 +118,7 @@ void MeasureRow(const RowTask& task, int64_t row, uint64_t t, int64_t col, int64
   }
 }
 
+// Extremes of nothing are NaN.
 void Finish(const Accumulator& acc, bool digest_split, Stats* stats) {
   stats->count = acc.count;
   stats->nan = acc.nan;
@@ -135,6 +138,7 @@ void Finish(const Accumulator& acc, bool digest_split, Stats* stats) {
   std::copy(acc.sketch, acc.sketch + kSketchSize, stats->sketch.begin());
 }
 
+// Kernels keep partial sums, lane by lane; here they become one number. A row's 16 buckets fold to 4.
 void FinishRow(const Cell& cell, RowCell* out) {
   for (double part : cell.sum_sq) out->sum_sq += part;
   for (uint64_t part : cell.digest) out->digest += part;
@@ -176,6 +180,8 @@ void MeasurePart(const Call& call, const Part& part, Scratch* scratch, Segment* 
   RowTask task{&layout,         call.kernel, out->request, call.options->sketch, heads.empty() ? nullptr : heads.data(),
                &scratch->stage, &acc};
   out->rows.resize(call.row_grid ? static_cast<size_t>(part.n_rows) : 0);
+  // One row after the other, so that memory is read in its order; heads add up over the rows, a row's cell is done with
+  // its row.
   for (int64_t k = 0; k < part.n_rows; ++k) {
     Cell cell;
     MeasureRow(task, part.first_row + k, static_cast<uint64_t>(part.first_t + k), part.col, part.end,
@@ -188,6 +194,7 @@ void MeasurePart(const Call& call, const Part& part, Scratch* scratch, Segment* 
   for (size_t h = 0; h < heads.size(); ++h) FinishHead(heads[h], &out->heads[h]);
 }
 
+// Rounded down, also for negative positions; b > 0.
 int64_t FloorDivide(int64_t a, int64_t b) { return a / b - (a % b < 0); }
 
 // One segment a stretch of positions between multiples of segment_rows.
@@ -257,6 +264,8 @@ std::vector<PartResult> CutParts(const Layout& layout, const std::vector<Part>& 
   return out;
 }
 
+// Joins a part to its segment. Rows of a segment that is cut between rows are whole in one part; of one long row that
+// is cut between groups, every part has a share.
 void AddPart(const PartResult& from, const Part& whole, Segment* to) {
   MergeStats(from.result.stats, &to->stats);
   const size_t first = static_cast<size_t>(from.part.first_row - whole.first_row);
@@ -275,12 +284,14 @@ void AddPart(const PartResult& from, const Part& whole, Segment* to) {
   }
 }
 
+// What the threads share. They take parts from a counter, so that none waits for a slower one.
 struct Crew {
   const Call* call;
   std::vector<PartResult>* parts;
   std::atomic<size_t> next{0};
 };
 
+// A thread's life. Scratch and floating-point environment are its own.
 void* Work(void* argument) {
   Crew* crew = static_cast<Crew*>(argument);
   const FloatEnvironment environment;
@@ -349,6 +360,7 @@ Status Measure(const TensorView& view, const LogicalLayout& logical, const Measu
   } else {
     for (size_t s = 0; s < segments.size(); ++s) MeasurePart(call, wholes[s], &scratch, &segments[s]);
   }
+  // Of whole segments: a sample does not add up from those of parts.
   for (size_t s = 0; s < segments.size(); ++s) {
     SampleHistogram(layout, kernel, wholes[s].first_row, wholes[s].n_rows, &segments[s].stats);
   }

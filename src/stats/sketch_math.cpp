@@ -10,6 +10,7 @@ namespace {
 // sqrt is one instruction; std::sqrt would need libm for errno.
 double SquareRoot(double x) { return __builtin_sqrt(x); }
 
+// Both are sorted by exponent, and so is the result.
 void MergeHistogram(const std::vector<ExponentBin>& from, std::vector<ExponentBin>* to) {
   if (from.empty()) return;
   std::vector<ExponentBin> merged;
@@ -46,6 +47,7 @@ double SketchDistance(std::span<const double> a, std::span<const double> b) {
 
 double RelativeL2(std::span<const double> a, std::span<const double> b, double sum_sq_b) {
   const double distance = SketchDistance(a, b);
+  // Nothing against nothing is no difference; something against nothing is an infinite one.
   if (distance == 0 && sum_sq_b == 0) return 0;
   return distance / SquareRoot(sum_sq_b);
 }
@@ -66,6 +68,7 @@ void AddSketch(std::span<const double> from, std::span<double> to) {
   for (size_t k = 0; k < from.size() && k < to.size(); ++k) to[k] += from[k];
 }
 
+// Extremes of a side without finite elements are NaN and must not take part; sums and counts simply add.
 void MergeStats(const Stats& from, Stats* to) {
   const bool from_finite = from.count > from.nonfinite();
   const bool to_finite = to->count > to->nonfinite();
