@@ -51,6 +51,34 @@ void FitConstants(const Evidence& evidence, bool zero, std::vector<Explanation>*
   if (evidence.Judge(model, &x)) found->push_back(x);
 }
 
+// Columns that are zero in every row and head: the tail that a kernel's blocks do not reach.
+void FitZeroColumns(const Evidence& evidence, std::vector<Explanation>* found) {
+  const int64_t cols = evidence.problem().cols, units = evidence.size() / cols;
+  if (cols < 2 || units < 2) return;
+  Explanation x{Kind::kZero, Axis::kColumn};
+  Model model = evidence.Unchanged();
+  model.of_actual = true;
+  model.bound.assign(model.values.size(), 0);
+  for (int64_t i = 0; i < evidence.size(); ++i) model.bound[static_cast<size_t>(i)] = evidence.bound(i);
+  for (int64_t c = 0; c < cols; ++c) {
+    bool zero = true, wrong = false;
+    for (int64_t u = 0; u < units && zero; ++u) {
+      zero = evidence.actual(u * cols + c) == 0;
+      wrong |= evidence.wrong(u * cols + c);
+    }
+    if (!zero || !wrong) continue;
+    x.members.push_back(c);
+    for (int64_t u = 0; u < units; ++u) {
+      model.values[static_cast<size_t>(u * cols + c)] = model.bound[static_cast<size_t>(u * cols + c)] = 0;
+    }
+  }
+  if (x.members.empty()) return;
+  model.price += Evidence::ChoiceBits(x.members, cols);
+  x.parameters =
+      std::to_string(x.members.size()) + " of " + std::to_string(cols) + " columns, " + ListText(x.members) + ": zero";
+  if (evidence.Judge(model, &x)) found->push_back(x);
+}
+
 // actual = expected rounded to a coarser format: every value is representable, and next to expected.
 void FitCoarser(const Evidence& evidence, std::vector<Explanation>* found) {
   for (const Format& format : Formats()) {
@@ -127,6 +155,7 @@ void FitCandidates(const Evidence& evidence, std::vector<Explanation>* found) {
 void FitValues(const Evidence& evidence, std::vector<Explanation>* found) {
   FitConstants(evidence, true, found);
   FitConstants(evidence, false, found);
+  FitZeroColumns(evidence, found);
   FitCoarser(evidence, found);
   FitSaturated(evidence, found);
 }

@@ -306,6 +306,18 @@ TEST(Explain, ZeroRowsAndConstantRows) {
   ASSERT_KIND(x, Kind::kConstantRows);
 }
 
+TEST(Explain, ZeroColumnsAreATail) {
+  Pair p = Make(9, 1, 37);
+  AddNoise(&p);
+  for (int64_t r = 0; r < 9; ++r) {
+    for (int64_t c = 32; c < 37; ++c) p.a(r, c) = 0;
+  }
+  const Explanation x = Best(&p);
+  ASSERT_KIND(x, Kind::kZero);
+  EXPECT_EQ(x.axis, Axis::kColumn);
+  EXPECT_EQ(x.members, (std::vector<int64_t>{32, 33, 34, 35, 36}));
+}
+
 TEST(Explain, RoundingToACoarserFormat) {
   for (const Format& format : Formats().subspan(1, 4)) {
     Pair p = Make(12, 1, 32);
