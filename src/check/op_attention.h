@@ -58,6 +58,10 @@ std::optional<Explanation> LeavesRange(const Subject& out, const AttentionCall& 
 // The cause of a wrong log-sum-exp whose output is right: always LSE, with the constant where there is one.
 Explanation ExplainLse(const Subject& lse, const AttentionValues& right);
 
+// Adds to a batch the keys and values that the pool (attn.*_cache) holds behind the request's newest one, to the end of
+// the block that /block_table gives it, as seen by all of its queries or by the newest alone. False: nothing was added.
+bool AddPoolTail(const Subject& out, bool absorbed, bool newest_alone, AttentionBatch* batch);
+
 // Ranges of `keys` metadata ("0:8,0:4"), one a request; empty when it is damaged.
 std::vector<oracle::KeyRange> ParseRanges(const std::string& text);
 

@@ -174,6 +174,21 @@ void TryPadding(const Subject& out, const AttentionCall& call, Trial* trial) {
   }
 }
 
+// A kernel that takes whole blocks: all queries see what the pool holds behind the newest key, or the newest alone,
+// whose causal bound ends with the block.
+void TryPoolTails(const Subject& out, const AttentionCall& call, Trial* trial) {
+  for (bool newest_alone : {false, true}) {
+    AttentionCall changed = call;
+    bool any = false;
+    for (AttentionBatch& b : changed.batches) any = AddPoolTail(out, call.absorbed, newest_alone, &b) || any;
+    if (any && trial->Try(changed, {fault_class::kPadRead,
+                                    "fits keys behind the newest one as the pool holds them, to the end of its block",
+                                    kNone, "", 3})) {
+      return;
+    }
+  }
+}
+
 // A query, key or value read by a head stride of 0: all heads are one.
 void TryHeadStrides(const AttentionCall& call, Trial* trial) {
   for (int part = 0; part < 3; ++part) {
@@ -481,6 +496,7 @@ std::optional<Explanation> ExplainAttention(const Subject& out, const AttentionC
   if (auto why = ForeignRows(out, call)) return why;
   TryHeadStrides(call, &trial);
   TryPadding(out, call, &trial);
+  TryPoolTails(out, call, &trial);
   TryPaddingWrites(call, &trial);
   if (auto why = trial.best()) return why;
   if (auto why = ExplainKeyHeads(out, call, right)) return why;

@@ -1,8 +1,10 @@
 // Linear layers: projections, MLP, experts' router and the head, on plain or quantised operands, whole or on one rank.
 #include <algorithm>
 #include <cmath>
+#include <set>
 #include <utility>
 
+#include "check/helpers.h"
 #include "check/op_checks.h"
 #include "check/op_dequant.h"
 #include "check/op_explain.h"
@@ -484,6 +486,32 @@ std::optional<Explanation> Explain(const Subject& s, const Layer& layer, const L
   return std::nullopt;
 }
 
+// A head of its own that is nothing like the embedding that it is declared to be. A head that went through another
+// quantisation than the embedding is near it.
+void JudgeTie(Subject& s) {
+  const TensorPtr head = s.Weight("lm_head.weight"), embedding = s.Weight("embed_tokens.weight");
+  if (!s.Flag("tie_word_embeddings", false) || head == nullptr || embedding == nullptr) return;
+  const Shard &own = head->info->event.shard, &other = embedding->info->event.shard;
+  if (head->shape != embedding->shape || own.index != other.index || own.count != other.count) return;
+  double off = 0, total = 0;
+  for (int64_t i = 0; i < head->n(); ++i) {
+    const double x = head->values[static_cast<size_t>(i)], y = embedding->values[static_cast<size_t>(i)];
+    off += (x - y) * (x - y);
+    total += y * y;
+  }
+  constexpr double kUnlike = 0.5;  // unrelated matrices of one size are sqrt(2) apart, 4-bit codes 0.1
+  const double distance = std::sqrt(off / total);
+  if (distance <= kUnlike) return;
+  Suspicion found = At(*head->info, fault_class::kLoad, 3);
+  found.hypothesis = hypothesis::kWeights;
+  found.bad.measured = distance;
+  found.bad.bound = kUnlike;
+  found.bad.bound_basis = "relative L2 distance of the two matrices; unrelated ones are 1.4 apart";
+  found.bad.confidence = 0.95;
+  found.bad.evidence.push_back("the head is declared as tied to the embedding and is another matrix");
+  s.report().Found(std::move(found));
+}
+
 void JudgeProduct(Subject& s, const LinearSite& site) {
   s.DeclareOneStore();
   auto layer = Gather(s, site);
@@ -534,6 +562,7 @@ void JudgeProduct(Subject& s, const LinearSite& site) {
 }  // namespace
 
 void JudgeLinear(const Capture& capture, CheckReport* report) {
+  std::set<int32_t> ties;  // ranks whose head was held against the embedding: once, whatever the number of steps
   for (const LinearSite& site : kLinears) {
     const std::string_view stems[] = {site.result};
     JudgeStems(capture, report, stems, [&](Subject& s) {
@@ -542,6 +571,7 @@ void JudgeLinear(const Capture& capture, CheckReport* report) {
       if (site.result == "attn.q_proj" && latent != (site.input == "attn.q_a_normed")) return;
       // A reduced result is judged as the sum of its partial ones.
       if (!s.info().site.partial && s.capture().HasSite(s.info().name + ".partial")) return;
+      if (site.result == "logits" && ties.insert(s.info().event.rank).second) JudgeTie(s);
       JudgeProduct(s, site);
     });
   }
