@@ -59,7 +59,7 @@ const void* TypeOf(const void* object) {
 }
 
 // What a method without arguments gives; -1 when it raises.
-long long Ask(void* method, void* tensor) {
+long long Call(void* method, void* tensor) {
   void* answer = python->call(method, tensor, nullptr);
   if (answer == nullptr) {
     python->clear_error();
@@ -82,9 +82,9 @@ bool HasLayout(const DlTensor& tensor, const PythonSite& site) {
          std::equal(site.strides, site.strides + site.ndim, tensor.strides);
 }
 
-// Reads a tensor that the site may record; false: it is another's business.
-bool Read(void* object, const PythonSite& site, Tensor* out) {
-  if (site.ready == 0 || *site.trace == nullptr || TypeOf(object) != python->tensor_type) return false;
+// Reads a tensor that could be recorded; false: it is another's business.
+bool Read(void* object, Tensor* out) {
+  if (TypeOf(object) != python->tensor_type) return false;
   DlTensor& dl = out->dl;
   if (python->read_tensor(object, &dl) != 0) {
     python->clear_error();
@@ -97,11 +97,28 @@ bool Read(void* object, const PythonSite& site, Tensor* out) {
   for (int32_t i = 0; i < dl.ndim; ++i) {
     if (dl.shape[i] > kLargest || (n *= dl.shape[i]) > kLargest) return false;
   }
-  if (n == 0 || (site.shape != nullptr && !HasLayout(dl, site))) return false;
+  return n != 0;
+}
+
+// Reads a tensor and asks for what only its methods tell. They may give the lock away or run code of the host (a
+// TorchFunctionMode): behind this, all may be another that the caller holds no reference to, and the tensor's layout.
+bool Ask(void* object, Tensor* out) {
+  if (!Read(object, out)) return false;
   // Negated memory is that of imaginary parts, which come in the types that complex numbers have.
-  if (out->dtype != ASSAY_DTYPE_BF16 && Ask(python->is_neg, object) != 0) return false;
-  out->offset = Ask(python->storage_offset, object);
+  if (out->dtype != ASSAY_DTYPE_BF16 && Call(python->is_neg, object) != 0) return false;
+  out->offset = Call(python->storage_offset, object);
   return out->offset >= 0;
+}
+
+// Reads a tensor anew that was asked. What it gives holds as long as the lock is kept.
+bool ReadAsked(void* object, Tensor* out) {
+  const uint32_t dtype = out->dtype;
+  return Read(object, out) && out->dtype == dtype;  // the answers are those of this type
+}
+
+// Whether the site may record it now.
+bool Takes(const PythonSite& site, const Tensor& tensor) {
+  return site.ready != 0 && *site.trace != nullptr && (site.shape == nullptr || HasLayout(tensor.dl, site));
 }
 
 const PythonRows* RowsOf(const Tensor& tensor, const PythonStep* step) {
@@ -174,22 +191,61 @@ bool TakeApart(const PythonModule& module, void* result, void** members) {
   return module.is_dict == 0 || python->dict_next(result, &at, &key, &value) == 0;
 }
 
-bool Leave(PythonModule* module, void* result) {
-  const PythonNow& now = *module->now;
-  if (now.on == 0 || python->list_size(now.busy) != 0) return false;
-  void* members[kMaxParts];
-  if (!TakeApart(*module, result, members)) return false;
-  // All are looked at before one is recorded, or the long way would record some twice.
+// The module of a number, if it is to be recorded now; NULL otherwise.
+PythonModule* ModuleAt(int64_t number, const void* object) {
+  if (number < 0 || number >= n_modules) return nullptr;
+  PythonModule* module = modules[number];
+  if (module == nullptr || module->module != object || module->n_parts > kMaxParts) return nullptr;
+  return module->now->on != 0 && python->list_size(module->now->busy) == 0 ? module : nullptr;
+}
+
+// References to a result's members: a dictionary's may be taken out of it while Python is asked about them.
+class Held {
+ public:
+  Held() = default;
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+  ~Held() {
+    for (uint32_t i = 0; i < n_; ++i) python->drop_reference(objects_[i]);
+  }
+  // At most kMaxParts.
+  void Add(void* object) {
+    python->add_reference(object);
+    objects_[n_++] = object;
+  }
+
+ private:
+  void* objects_[kMaxParts];
+  uint32_t n_ = 0;
+};
+
+bool Leave(int64_t number, const void* object, void* result) {
+  const PythonModule* before = ModuleAt(number, object);
+  void* asked[kMaxParts] = {};  // the result's members
+  if (before == nullptr || !TakeApart(*before, result, asked)) return false;
+  const uint32_t n = before->n_parts;
+  // All are asked about before anything else is looked at, and all are looked at before one is recorded, or the long
+  // way would record some twice.
+  Held held;
+  for (uint32_t i = 0; i < n; ++i) held.Add(asked[i]);
   Tensor tensors[kMaxParts];
-  for (uint32_t i = 0; i < module->n_parts; ++i) {
+  for (uint32_t i = 0; i < n; ++i) {
+    if (TypeOf(asked[i]) == python->tensor_type && !Ask(asked[i], &tensors[i])) return false;
+  }
+  // From here on the lock is kept: module and result are looked at anew.
+  PythonModule* module = ModuleAt(number, object);
+  void* members[kMaxParts] = {};
+  if (module == nullptr || !TakeApart(*module, result, members)) return false;
+  if (module->n_parts != n || !std::equal(members, members + n, asked)) return false;
+  for (uint32_t i = 0; i < n; ++i) {
     const PythonSite* site = module->parts[i].site;
-    if (site != nullptr && !Read(members[i], *site, &tensors[i])) return false;
+    if (site != nullptr && !(ReadAsked(members[i], &tensors[i]) && Takes(*site, tensors[i]))) return false;
   }
   ++module->fired;
-  for (uint32_t i = 0; i < module->n_parts; ++i) {
+  for (uint32_t i = 0; i < n; ++i) {
     PythonSite* site = module->parts[i].site;
     if (site == nullptr) continue;
-    (void)Record(tensors[i], RowsOf(tensors[i], now.step), site);  // what is lost is counted there
+    (void)Record(tensors[i], RowsOf(tensors[i], module->now->step), site);  // what is lost is counted there
   }
   return true;
 }
@@ -209,7 +265,8 @@ void* assay_python_record(void*, void* const* arguments, intptr_t n_arguments) {
   if (n_arguments != 3 && n_arguments != 4) return Answer(python->no);
   auto* site = At<PythonSite>(arguments[0]);
   Tensor tensor;
-  if (!Read(arguments[1], *site, &tensor)) return Answer(python->no);
+  const bool known = Ask(arguments[1], &tensor) && ReadAsked(arguments[1], &tensor);
+  if (!known || !Takes(*site, tensor)) return Answer(python->no);
   const PythonRows* rows =
       n_arguments == 3 ? At<const PythonRows>(arguments[2]) : RowsOf(tensor, At<const PythonStep>(arguments[3]));
   const int result = Record(tensor, rows, site);
@@ -218,11 +275,7 @@ void* assay_python_record(void*, void* const* arguments, intptr_t n_arguments) {
 
 void* assay_python_leave(void*, void* const* arguments, intptr_t n_arguments) {
   if (n_arguments != 3) return Answer(python->no);
-  const int64_t number = python->number(arguments[0]);
-  if (number < 0 || number >= n_modules) return Answer(python->no);
-  PythonModule* module = modules[number];
-  const bool known = module != nullptr && module->module == arguments[1] && module->n_parts <= kMaxParts;
-  return Answer(known && Leave(module, arguments[2]) ? python->yes : python->no);
+  return Answer(Leave(python->number(arguments[0]), arguments[1], arguments[2]) ? python->yes : python->no);
 }
 
 }  // extern "C"

@@ -5,7 +5,9 @@
 // stable ABI that are needed, and makes the built-in functions. The tensor is read by the C function that its library
 // hands out for this (DLPack's exchange API). For our own Python package alone: assay.h does not have it.
 //
-// All structures are written and read with Python's lock held. Objects of Python in them are compared, never kept.
+// All structures are written and read with Python's lock held. Objects of Python in them are compared, never kept. A
+// tensor's methods may let another thread have the lock: they are asked first, and only then is a structure read that
+// other threads write.
 #pragma once
 
 #include <cstdint>

@@ -164,13 +164,21 @@ def test_a_closed_trace_takes_nothing_more(trace_dir):
     assert len(assay.open(trace_dir)) == 4
 
 
-def test_threads_with_other_layouts_share_a_site(trace_dir):
+def same(shape, strides):
+    """A fold that changes nothing: its site is prepared for one layout at a time."""
+    return shape, strides
+
+
+@pytest.mark.parametrize("fold", [None, same])
+def test_threads_with_other_layouts_share_a_site(trace_dir, fold):
     trace = assay.trace(trace_dir)
-    site = PreparedSite(trace, "a")
+    site = PreparedSite(trace, "a", fold=fold)
 
     def work(n):
         value = torch.full((n, 8), float(n))
-        for _ in range(300):
+        for k in range(300):
+            if k % 5 == 0:
+                site._layouts.pop(threading.get_ident(), None)  # learned anew
             assert site.record(value, None)
 
     threads = [threading.Thread(target=work, args=(n,)) for n in (1, 2, 3)]
@@ -184,6 +192,51 @@ def test_threads_with_other_layouts_share_a_site(trace_dir):
     for event in events:
         n = event.shape[0]
         assert sum(s.sum for s in event.segments) == n * n * 8
+
+
+class Meanwhile(torch.overrides.TorchFunctionMode):
+    """Does something while a tensor is asked for its offset, as another thread may."""
+
+    def __init__(self, then):
+        super().__init__()
+        self.then = then
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.storage_offset and self.then is not None:
+            then, self.then = self.then, None
+            then()
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_layout_that_is_learned_while_a_tensor_is_asked_is_not_the_tensors(trace_dir):
+    needs_fast_call()
+    small, large = torch.ones(1, 8), torch.full((64, 8), 2.0)
+    with assay.trace(trace_dir) as trace:
+        site = PreparedSite(trace, "a", fold=same)
+        for _ in range(3):
+            assert site.record(small, None)
+
+        def learn():
+            for _ in range(3):
+                assert site.record(large, None)
+
+        with Meanwhile(learn):
+            assert site.record(small, None)
+    events = list(assay.open(trace_dir))
+    assert [e.shape for e in events] == [(1, 8)] * 3 + [(64, 8)] * 3 + [(1, 8)]
+    assert sum(s.sum for s in events[-1].segments) == 8
+
+
+def test_a_trace_that_is_closed_while_a_tensor_is_asked_gets_nothing(trace_dir):
+    needs_fast_call()
+    value = torch.ones(1, 8)
+    trace = assay.trace(trace_dir)
+    site = PreparedSite(trace, "a")
+    for _ in range(3):
+        assert site.record(value, None)
+    with Meanwhile(trace.close):
+        assert not site.record(value, None)
+    assert len(assay.open(trace_dir)) == 3
 
 
 def test_unfit_rows_are_refused_in_words(trace_dir):
