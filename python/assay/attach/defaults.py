@@ -12,7 +12,6 @@ from .calls import Call
 
 if TYPE_CHECKING:
     from .._trace import Trace
-    from .rows import Rows
     from .session import Session
 
 _LAYER = re.compile(r"\blayers?\.(\d+)\b|\bh\.(\d+)\b|\bblocks\.(\d+)\b")
@@ -63,7 +62,6 @@ class Outputs:
         self._session = session
         self._trace: Trace | None = None
         self._sites: dict[str, PreparedSite] = {}
-        self._rows: Rows | None = None
 
     def __call__(self, module: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
         session = self._session
@@ -73,17 +71,21 @@ class Outputs:
             self._sites.clear()
             if trace is None:
                 return
-        if not session.now.on:
-            self._take(session.rows)
+        if not session.now.on:  # shared by all that observe modules
+            rows = session.rows
+            session.now.step = None if rows is None else rows.address
+            session.now.on = 1
+            if session.rows is not rows:  # set by another thread: these live no longer than here
+                session.now.on = 0
         if hasattr(result, "data_ptr"):
-            self._record(trace, name, result)
+            self._record(trace, name or "model", result)
             return
-        for full, tensor in tensors_of(name, result):
+        for full, tensor in tensors_of(name or "model", result):
             self._record(trace, full, tensor)
 
     def parts(self, name: str, result: Any) -> quick.Parts | None:
         """For a result that was recorded: what of it goes where, if results like it can be recorded quickly."""
-        if self._trace is None or not self._trace.file:
+        if quick.leave_function() is None or self._trace is None or not self._trace.file:
             return None
         if quick.fits(result):
             found: list[tuple[Any, Any]] | None = [(None, result)]
@@ -91,24 +93,18 @@ class Outputs:
             found = quick.members(result)
         if found is None:
             return None
-        sites = {id(tensor): self._sites.get(full) for full, tensor in tensors_of(name, result)}
+        sites = {id(tensor): self._sites.get(full) for full, tensor in tensors_of(name or "model", result)}
         if len(sites) != sum(not quick.holds_nothing(value) for _key, value in found):
             return None  # one tensor at two places
         parts = [(key, value, sites.get(id(value))) for key, value in found]
         good = all(site is not None and quick.fits(v) if id(v) in sites else True for _key, v, site in parts)
         return parts if good else None
 
-    def _take(self, rows: Rows | None) -> None:
-        self._rows = rows
-        now = self._session.now
-        now.step = None if rows is None else rows.address
-        now.on = 1
-
     def _record(self, trace: Trace, name: str, tensor: Any) -> None:
         site = self._sites.get(name)
         if site is None:
-            site = self._sites[name] = PreparedSite(trace, f"{name or 'model'}.out", row_axis=0)
-        rows = self._rows
+            site = self._sites[name] = PreparedSite(trace, f"{name}.out", row_axis=0)
+        rows = self._session.rows
         fit = rows is not None and tensor.ndim > 0 and tensor.shape[0] == rows.n_rows
         site.record(tensor, None if rows is None else rows.prepared(fit))
 
