@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import weakref
 from collections import OrderedDict
 
 import assay
@@ -258,10 +259,27 @@ def test_a_module_that_is_gone_leaves_its_address_to_nobody(session):
     _, watched = observed(session, module)
     for _ in range(3):
         module(torch.ones(2))
-    assert watched.learned.c.module == id(module)
+    learned = watched.learned.c
+    assert learned.module == id(module)
     del module
     gc.collect()
-    assert watched.learned.c.module is None
+    assert learned.module is None and watched.learned is None
+
+
+def test_what_a_module_gave_is_not_kept_alive(session):
+    class Cache:
+        pass
+
+    module = Gives(lambda x: (x * 2, Cache()))
+    _, watched = observed(session, module)
+    given = []
+    for _ in range(3):
+        tensor, cache = module(torch.ones(2))
+        given += [weakref.ref(tensor), weakref.ref(cache)]
+    assert quick_calls(watched) == 2
+    del tensor, cache
+    gc.collect()
+    assert [there() for there in given] == [None] * 6
 
 
 def test_a_second_listener_is_heard(session):

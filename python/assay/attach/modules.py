@@ -57,6 +57,8 @@ class _Watched:
     def _gone(self, _module: Any) -> None:
         if self.learned is not None:
             self.learned.gone()
+            quick_modules.forget(self.number)
+            self.learned = None
 
     def enter(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         inside.callback = True

@@ -46,7 +46,8 @@ class Learned:
 
     def __init__(self, number: int, module: Any, result: Any, parts: Parts, now: _fast_call.CNow) -> None:
         """number: the module's in the table."""
-        self._keep = parts, type(result), [type(value) for _key, value, _site in parts], now
+        # Not the members themselves: they may be a whole cache.
+        self._keep = type(result), [(key, type(value), site) for key, value, site in parts], now
         self._parts = (_fast_call.CPart * max(1, len(parts)))()
         for c, (key, value, site) in zip(self._parts, parts):
             c.key = None if key is None else id(key)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from ctypes import addressof
 
 from .._fast_call import CStep
 from .._prepared import Rows as PreparedRows
 from .._trace import Run
+
+_lock = threading.RLock()  # what has an address is made once
 
 
 class Rows:
@@ -38,14 +41,23 @@ class Rows:
         """For prepared sites: fit for tensors that have these rows, otherwise the step and phase alone."""
         both = self._prepared
         if both is None:
+            both = self._prepare()
+        return both[0] if fit else both[1]
+
+    def _prepare(self) -> tuple[PreparedRows, PreparedRows]:
+        with _lock:
+            if self._prepared is not None:
+                return self._prepared
             step = -1 if self.step is None else self.step
             whole = PreparedRows(self.runs, step=step, phase=self.phase)
-            both = self._prepared = whole, PreparedRows([], step=step, phase=self.phase)
-        return both[0] if fit else both[1]
+            self._prepared = whole, PreparedRows([], step=step, phase=self.phase)
+            return self._prepared
 
     @property
     def address(self) -> int:
         """Of the same for _fast_call.py."""
         if self._c is None:
-            self._c = CStep(self.n_rows, self.prepared(True).address, self.prepared(False).address)
+            with _lock:
+                if self._c is None:
+                    self._c = CStep(self.n_rows, self.prepared(True).address, self.prepared(False).address)
         return addressof(self._c)
