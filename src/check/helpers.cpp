@@ -1,6 +1,7 @@
 #include "check/helpers.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <set>
 
@@ -56,6 +57,8 @@ std::vector<EventId> RealEvents(const Capture& capture, std::string_view name, b
   }
   return out;
 }
+
+int64_t IntegerOf(double x) { return std::abs(x) <= 0x1p53 ? static_cast<int64_t>(x) : -1; }
 
 uint64_t BitsAt(const Tensor& tensor, int64_t i) { return LoadBits(tensor.bytes.data(), i, tensor.info->event.dtype); }
 

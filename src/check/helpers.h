@@ -22,6 +22,10 @@ bool IsRealPhase(Phase phase, bool with_load = false);
 // Events of a site in real phases, looks before an operation left out.
 std::vector<EventId> RealEvents(const Capture& capture, std::string_view name, bool with_load = false);
 
+// A recorded id, slot or code. -1 for what no integer is: NaN, infinities, and beyond 2^53 in a damaged payload, where
+// a plain cast is undefined.
+int64_t IntegerOf(double x);
+
 // Bits of element i of a stored tensor (its own order of axes).
 uint64_t BitsAt(const Tensor& tensor, int64_t i);
 // Same bits in all elements of row r of a and row s of b (rows of the first axis; bytes as stored).

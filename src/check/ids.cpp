@@ -31,7 +31,7 @@ void JudgeMapping(const Capture& capture, const Tensor& t, CheckReport* report) 
   std::map<int64_t, RowId> seen;
   for (int64_t r = 0; r < t.n(); ++r) {
     const RowId row = static_cast<size_t>(r) < t.rows.size() ? t.rows[static_cast<size_t>(r)] : RowId{};
-    const int64_t slot = static_cast<int64_t>(t.values[static_cast<size_t>(r)]);
+    const int64_t slot = IntegerOf(t.values[static_cast<size_t>(r)]);
     if (slot < 0 || !row.real()) continue;
     const auto [at, fresh] = seen.emplace(slot, row);
     const bool outside = pool >= 0 && slot >= pool;
@@ -76,9 +76,11 @@ void JudgeTable(const Capture& capture, const Tensor& t, CheckReport* report) {
     const std::span<const double> entries = t.row(static_cast<int64_t>(r));
     for (int64_t p = FirstSeen(capture, info, request, t.rows[r].position); p <= t.rows[r].position; ++p) {
       if (p / block >= static_cast<int64_t>(entries.size())) break;
-      const int64_t entry = static_cast<int64_t>(entries[static_cast<size_t>(p / block)]);
-      const int64_t slot = entry * block + p % block;
-      const SlotOwner* owner = entry < 0 ? nullptr : owners.Of(slot);
+      const int64_t entry = IntegerOf(entries[static_cast<size_t>(p / block)]);
+      int64_t slot = -1;  // of an entry that is negative, or leads beyond what a number can say
+      if (entry < 0 || __builtin_mul_overflow(entry, block, &slot) || __builtin_add_overflow(slot, p % block, &slot))
+        slot = -1;
+      const SlotOwner* owner = slot < 0 ? nullptr : owners.Of(slot);
       if (owner != nullptr && owner->request == request && owner->position == p) {
         judged = true;
         continue;

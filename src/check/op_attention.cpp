@@ -178,7 +178,7 @@ Result<oracle::Computed> ScoresOf(const AttentionCall& call, int64_t columns) {
       for (int64_t h = 0; h < call.heads; ++h) {
         for (int64_t j = 0; j < n; ++j) {
           const int64_t p = b.key_positions[static_cast<size_t>(j)];
-          if (p >= columns) continue;
+          if (p < 0 || p >= columns) continue;
           const int64_t to = (b.rows[t] * call.heads + h) * columns + p;
           const int64_t from = (static_cast<int64_t>(t) * call.heads + h) * n + j;
           all.value[to] = scores.value[from];
@@ -322,6 +322,7 @@ std::optional<Explanation> ExplainHeadStride(const Subject& out, const Operation
   for (size_t j = 0; j + 1 < merge.inputs.size(); j += 2) {
     const Tensor& chunk = *merge.inputs[j].tensor;
     if (chunk.shape.size() != 3 || chunk.shape[1] < 2 || chunk.shape[2] % 8 != 0) continue;
+    if (static_cast<int64_t>(chunk.rows.size()) != chunk.shape[0]) continue;  // whose rows these are is not known
     const int64_t rows = chunk.shape[0], heads = chunk.shape[1], dv = chunk.shape[2], width = heads * dv;
     for (int64_t stride = dv / 2; stride <= 2 * dv; stride += dv / 8) {
       if (stride == dv) continue;
@@ -374,7 +375,8 @@ std::optional<Explanation> ExplainLeftChunk(const Subject& out, const Operation&
         if (!out.capture().Earlier(outs[i], out.info().id)) break;
         auto left = out.capture().Load(outs[i]), lse = out.capture().Load(sums[i]);
         if (!left.ok() || !lse.ok() || (*left)->info->event.rank != out.info().event.rank ||
-            (*left)->row_size() != merge.inputs[0].tensor->row_size() || (*left)->n_rows() != (*lse)->n_rows() ||
+            (*left)->row_size() != merge.inputs[0].tensor->row_size() ||
+            (*lse)->row_size() != merge.inputs[1].tensor->row_size() || (*left)->n_rows() != (*lse)->n_rows() ||
             (*left)->rows.empty() || (*left)->rows[0].request == request)
           continue;
         auto arrays = merge.arrays();

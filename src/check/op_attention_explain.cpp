@@ -103,7 +103,8 @@ bool FromPool(const Subject& out, const Tensor& table, int64_t block_size, const
               int64_t first) {
   const TensorPtr k = out.Operand(out.Sibling(call.absorbed ? "attn.kv_cache" : "attn.k_cache"));
   const TensorPtr v = call.absorbed ? nullptr : out.Operand(out.Sibling("attn.v_cache"));
-  if (k == nullptr || (!call.absorbed && v == nullptr) || block_size <= 0) return false;
+  if (k == nullptr || (!call.absorbed && v == nullptr) || block_size <= 0 || first < 0) return false;
+  const int64_t slots = v == nullptr ? k->n_rows() : std::min(k->n_rows(), v->n_rows());
   size_t row = 0;
   while (row < table.rows.size() && table.rows[row].request != b->request) ++row;
   if (row == table.rows.size()) return false;
@@ -118,9 +119,11 @@ bool FromPool(const Subject& out, const Tensor& table, int64_t block_size, const
   read.v.values.clear();
   for (int64_t p = first; p <= b->query_positions.back(); ++p) {
     const int64_t block = p / block_size;
-    if (block >= static_cast<int64_t>(entries.size()) || entries[static_cast<size_t>(block)] < 0) return false;
-    const int64_t slot = static_cast<int64_t>(entries[static_cast<size_t>(block)]) * block_size + p % block_size;
-    if (slot >= k->n_rows()) return false;
+    if (block >= static_cast<int64_t>(entries.size())) return false;
+    const double entry = entries[static_cast<size_t>(block)];
+    if (!(entry >= 0 && entry * static_cast<double>(block_size) < static_cast<double>(slots))) return false;
+    const int64_t slot = static_cast<int64_t>(entry) * block_size + p % block_size;
+    if (slot >= slots) return false;
     read.key_positions.push_back(p);
     put(*k, slot, &read.k);
     if (v != nullptr) put(*v, slot, &read.v);
@@ -139,7 +142,8 @@ std::vector<int64_t> BlockSizes(const Subject& out, int64_t recorded) {
     if (const auto text = out.capture().ProcessText(out.info(), "block_size"))
       recorded = std::strtoll(text->c_str(), nullptr, 10);
   }
-  if (recorded > 1) return {recorded};
+  constexpr int64_t kLargestBlock = 1 << 16;  // of a damaged trace's word a buffer would be made
+  if (recorded > 1 && recorded <= kLargestBlock) return {recorded};
   return {16, 32, 64, 8, 4, 128};
 }
 

@@ -149,9 +149,9 @@ void MaskChosen(const Tensor& topk, AttentionBatch* batch) {
   for (size_t t = 0; t < batch->rows.size(); ++t) {
     if (batch->rows[t] >= topk.n_rows()) continue;
     for (double p : topk.row(batch->rows[t])) {
-      const auto at =
-          std::lower_bound(batch->key_positions.begin(), batch->key_positions.end(), static_cast<int64_t>(p));
-      if (at == batch->key_positions.end() || *at != static_cast<int64_t>(p)) continue;
+      const int64_t key = check::IntegerOf(p);
+      const auto at = std::lower_bound(batch->key_positions.begin(), batch->key_positions.end(), key);
+      if (at == batch->key_positions.end() || *at != key) continue;
       batch->mask[static_cast<int64_t>(t) * batch->mask.cols() + (at - batch->key_positions.begin())] = 1;
     }
   }
@@ -302,9 +302,10 @@ Result<AttentionCall> GatherAttention(const Subject& s, std::span<const std::str
       batch.mask =
           Array::Filled({static_cast<int64_t>(batch.rows.size()), static_cast<int64_t>(batch.key_positions.size())});
       for (size_t t = 0; t < batch.rows.size(); ++t) {
+        if (batch.rows[t] >= mask->shape[0]) continue;
         for (size_t j = 0; j < batch.key_positions.size(); ++j) {
           const int64_t p = batch.key_positions[j];
-          if (p >= mask->shape[1]) continue;
+          if (p < 0 || p >= mask->shape[1]) continue;
           batch.mask[static_cast<int64_t>(t * batch.key_positions.size() + j)] =
               mask->row(batch.rows[t])[static_cast<size_t>(p)];
         }

@@ -17,7 +17,7 @@ bool AddPoolTail(const Subject& out, bool absorbed, bool newest_alone, Attention
   const auto entries = table->row(own - table->rows.begin());
   const int64_t block = out.capture().Integer(*table->info, "block_size").value_or(1);
   const int64_t newest = batch->key_positions.back();
-  if (block < 1 || newest / block >= static_cast<int64_t>(entries.size())) return false;
+  if (block < 1 || newest < 0 || newest / block >= static_cast<int64_t>(entries.size())) return false;
   const double entry = entries[static_cast<size_t>(newest / block)];
   const int64_t slots = absorbed ? k->n_rows() : std::min(k->n_rows(), v->n_rows());
   if (!(entry >= 0 && entry < static_cast<double>(slots / block))) return false;

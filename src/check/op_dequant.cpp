@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "check/helpers.h"
 #include "quant/weight.h"
 
 namespace assay::op {
@@ -41,7 +42,7 @@ void DecodeFp4(const Tensor& code, bool packed, bool high_nibble_first, DequantP
         out->code.push_back(static_cast<float>(row[static_cast<size_t>(c)]));
         continue;
       }
-      auto bits = static_cast<uint32_t>(row[static_cast<size_t>(packed ? c / 2 : c)]);
+      auto bits = static_cast<uint32_t>(check::IntegerOf(row[static_cast<size_t>(packed ? c / 2 : c)]));
       if (packed) bits = ((c % 2 == 0) != high_nibble_first ? bits : bits >> 4) & 15;
       out->code.push_back(bits & 8 ? -kE2m1[bits & 7] : kE2m1[bits & 7]);
     }
@@ -58,7 +59,7 @@ Status DecodeCodebook(const Subject& s, const std::string& parts, bool activatio
     return Status::BadInput(parts + "signs has another shape than the codes stand for");
   for (int64_t r = 0; r < out->rows; ++r) {
     for (int64_t c = 0; c < out->cols; ++c) {
-      auto index = static_cast<int64_t>(code.row(r)[static_cast<size_t>(c / length)]);
+      int64_t index = check::IntegerOf(code.row(r)[static_cast<size_t>(c / length)]);
       if (variant.entries > 0 && index > 0) index %= variant.entries;
       if (index < 0 || index >= book->n_rows()) return Status::BadInput(parts + "codes leads beyond the codebook");
       auto x = static_cast<float>(book->row(index)[static_cast<size_t>(c % length)]);
@@ -126,7 +127,7 @@ void DecodeIntegers(const Tensor& code, bool packed, bool high_nibble_first, Deq
     for (int64_t c = 0; c < out->cols; ++c) {
       auto x = static_cast<float>(row[static_cast<size_t>(packed ? c / 2 : c)]);
       if (packed) {
-        const auto bits = static_cast<uint32_t>(x);
+        const auto bits = static_cast<uint32_t>(check::IntegerOf(double{x}));
         x = static_cast<float>(((c % 2 == 0) != high_nibble_first ? bits : bits >> 4) & 15);
       }
       out->code.push_back(x);

@@ -5,6 +5,7 @@
 #include <set>
 #include <vector>
 
+#include "check/helpers.h"
 #include "check/op_checks.h"
 #include "check/op_explain.h"
 #include "check/op_fitted.h"
@@ -113,7 +114,7 @@ void JudgeToken(Subject& s) {
   for (int64_t r = 0; r < s.tensor()->n_rows(); ++r) {
     if (!s.judged()[static_cast<size_t>(r)]) continue;
     ++judged;
-    const auto token = static_cast<int64_t>(s.actual()[r]);
+    const int64_t token = IntegerOf(s.actual()[r]);
     const oracle::GreedyChoice& best = (*greedy)[static_cast<size_t>(r)];
     if (token < 0 || token >= logits->row_size()) {
       ++outside;

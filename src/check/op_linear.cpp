@@ -501,7 +501,7 @@ void JudgeTie(Subject& s) {
   }
   constexpr double kUnlike = 0.5;  // unrelated matrices of one size are sqrt(2) apart, 4-bit codes 0.1
   const double distance = std::sqrt(off / total);
-  if (distance <= kUnlike) return;
+  if (!(distance > kUnlike)) return;  // not a number: that is the finding of the check for such values
   Suspicion found = At(*head->info, fault_class::kLoad, 3);
   found.hypothesis = hypothesis::kWeights;
   found.bad.measured = distance;

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <set>
 
+#include "check/helpers.h"
 #include "check/op_checks.h"
 #include "check/op_experts_explain.h"
 #include "check/op_explain.h"
@@ -41,7 +42,7 @@ oracle::RouterSpec SpecOf(const Subject& s, int64_t top_k) {
 
 std::vector<int64_t> IdsOf(const Tensor& t) {
   std::vector<int64_t> ids;
-  for (double x : t.values) ids.push_back(static_cast<int64_t>(x));
+  for (double x : t.values) ids.push_back(IntegerOf(x));
   return ids;
 }
 
@@ -116,12 +117,12 @@ Sent SentBy(const Tensor& ids) {
   Sent sent;
   sent.k = std::max<int64_t>(ids.row_size(), 1);
   for (int64_t i = 0; i < ids.n(); ++i) {
-    if (ids.values[static_cast<size_t>(i)] >= 0) sent.order.push_back(i);
+    if (IntegerOf(ids.values[static_cast<size_t>(i)]) >= 0) sent.order.push_back(i);
   }
   std::stable_sort(sent.order.begin(), sent.order.end(), [&](int64_t a, int64_t b) {
     return ids.values[static_cast<size_t>(a)] < ids.values[static_cast<size_t>(b)];
   });
-  for (int64_t i : sent.order) sent.expert.push_back(static_cast<int64_t>(ids.values[static_cast<size_t>(i)]));
+  for (int64_t i : sent.order) sent.expert.push_back(IntegerOf(ids.values[static_cast<size_t>(i)]));
   return sent;
 }
 std::optional<Sent> SentRows(const Subject& s) {
@@ -171,6 +172,11 @@ void JudgeDispatched(Subject& s) {
   if (s.Flag("weight_on_input", false)) {
     const TensorPtr w = s.Operand(s.Sibling("moe.topk_weights"));
     if (w == nullptr) return Missing(s, s.Sibling("moe.topk_weights"));
+    for (int64_t i : sent->order) {
+      if (i >= w->n())
+        return s.report().Missing(w->info->name + " has other rows than moe.topk_ids",
+                                  Capture::RecordHint(w->info->name));
+    }
     for (size_t r = 0; r < rows.size(); ++r)
       for (int64_t c = 0; c < want.cols(); ++c)
         want[static_cast<int64_t>(r) * want.cols() + c] *= w->values[static_cast<size_t>(sent->order[r])];
@@ -289,7 +295,7 @@ void JudgeExpertProduct(Subject& s, std::string_view input_stem, std::string_vie
   JudgeOperation(s, multiply, [&](const Difference&, const oracle::Computed& right) -> std::optional<Explanation> {
     if (b.size() > 0 && Fits(s, Grouped(x, *w, Empty(), expert)))
       return Explanation{fault_class::kKernel, "fits without the experts' bias"};
-    if (weight_stem == "gate_up_proj" && s.actual().rank() == 2) {
+    if (weight_stem == "gate_up_proj" && s.actual().rank() == 2 && s.actual().cols() % 2 == 0) {
       // Rows of the weight in the other order of gate and up.
       for (int order = 0; order < 3; ++order) {
         oracle::Computed moved = right;
@@ -302,7 +308,7 @@ void JudgeExpertProduct(Subject& s, std::string_view input_stem, std::string_vie
             moved.value[r * n + c] = right.value[r * n + from];
             moved.scale[r * n + c] = right.scale[r * n + from];
           }
-        if (n % 2 == 0 && Fits(s, moved))
+        if (Fits(s, moved))
           return Explanation{fault_class::kMoeLayout,
                              order == 2 ? "fits up in front of gate" : "fits gate and up in the other order"};
       }
@@ -355,6 +361,9 @@ void JudgeRouted(Subject& s) {
 
 void JudgeCombined(Subject& s, const TensorPtr& rows, const TensorPtr& weights, const TensorPtr& ids) {
   s.DeclareOneStore();
+  if (ids->n() != weights->n())
+    return s.report().Missing(ids->info->name + " and " + weights->info->name + " have different shapes",
+                              "record both of the same rows");
   const std::optional<Sent> sent = SentBy(*ids);
   std::vector<int64_t> row_of(static_cast<size_t>(weights->n()), -1);
   Array experts = ToArray(*rows);
@@ -396,6 +405,9 @@ void JudgeCombined(Subject& s, const TensorPtr& rows, const TensorPtr& weights, 
 }
 
 void JudgeChoice(Subject& s, const TensorPtr& logits, const TensorPtr& bias) {
+  if (logits->n_rows() != s.tensor()->n_rows())
+    return s.report().Missing(logits->info->name + " has other rows than " + s.info().name,
+                              "record router logits of the same rows");
   const Subject keys = WithRouterKeys(s);
   const oracle::RouterSpec spec = SpecOf(keys, s.tensor()->row_size());
   const auto routing =

@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include "check/helpers.h"
 #include "check/op_checks.h"
 #include "check/op_explain.h"
 #include "oracle/norm.h"
@@ -140,13 +141,13 @@ std::vector<Turned> FittedRows(const Subject& s, const oracle::Computed& before,
   for (const RowId& id : s.tensor()->rows) last = std::max(last, id.position);
   auto x = oracle::TakeRows(before.value, wrong), y = oracle::TakeRows(s.actual(), wrong);
   if (!x.ok() || !y.ok()) return out;
-  auto fit = oracle::FitRotation(*x, *y, r.frequencies, r.layout, -32, std::min<int64_t>(2 * last + 256, 1 << 18));
+  auto fit = oracle::FitRotation(*x, *y, r.frequencies, r.layout, -32, 2 * std::min<int64_t>(last, 1 << 17) + 256);
   if (!fit.ok()) return out;
   for (size_t i = 0; i < wrong.size(); ++i) {
     const RowId& id = s.tensor()->rows[static_cast<size_t>(wrong[i])];
     const oracle::RowRotation& row = fit->rows[i];
-    if (!row.decidable || std::abs(row.position - std::round(row.position)) > 0.05) return {};
-    out.push_back({id.position, static_cast<int64_t>(std::llround(row.position)), id.request});
+    if (!row.decidable || !(std::abs(row.position - std::round(row.position)) <= 0.05)) return {};
+    out.push_back({id.position, check::IntegerOf(std::round(row.position)), id.request});
   }
   return out;
 }
@@ -177,7 +178,7 @@ std::optional<Explanation> ExplainPositions(const Subject& s, const Rotation& r,
       bool same = false;
       for (size_t b = 0; b < (*accepted)->rows.size(); ++b) {
         if ((*accepted)->rows[b].request != t.request) continue;
-        same = t.used - t.position == *drafts - static_cast<int64_t>((*accepted)->values[b]);
+        same = t.used - t.position == *drafts - check::IntegerOf((*accepted)->values[b]);
       }
       all = all && same;
     }

@@ -14,7 +14,7 @@ SlotOwners::SlotOwners(const Capture& capture, int64_t last_step, int32_t rank) 
     if (!tensor.ok()) continue;
     const Tensor& t = **tensor;
     for (size_t r = 0; r < t.rows.size() && static_cast<int64_t>(r) < t.n(); ++r) {
-      const int64_t slot = static_cast<int64_t>(t.values[r]);
+      const int64_t slot = IntegerOf(t.values[r]);
       if (slot < 0 || !t.rows[r].real()) continue;
       owners_[slot] = {t.rows[r].request, t.rows[r].position, view.step()};
       mapped_.insert({t.rows[r].request, t.rows[r].position});

@@ -102,7 +102,7 @@ void JudgeState(const Capture& capture, const Tensor& state, CheckReport* report
     });
     int64_t want = static_cast<int64_t>(rows.size());
     for (size_t i = 0; accepted.ok() && i < (*accepted)->rows.size(); ++i) {
-      if ((*accepted)->rows[i].request == who.request) want = 1 + static_cast<int64_t>((*accepted)->values[i]);
+      if ((*accepted)->rows[i].request == who.request) want = 1 + IntegerOf((*accepted)->values[i]);
     }
     std::span<const double> before;
     if (earlier != nullptr) {

@@ -44,12 +44,14 @@ TEST(CheckIds, OffsetThatIsNotTheRejectedDraftsStaysAPosition) {
 }
 TEST(CheckIds, PositionsBehindAcceptedDraftsAreRight) { EXPECT_TRUE(StepBehindDrafts(0).findings.empty()); }
 
-CheckResult TiedHead(uint64_t head_seed) {
+CheckResult TiedHead(uint64_t head_seed, float first_embedding = 0.5f) {
   constexpr int64_t kVocab = 11, kHidden = 5, kRows = 3;
   SmallTrace t;
   const uint64_t a = t.Request({1, 2, 3});
-  const std::vector<float> embedding = Noise(kVocab * kHidden, 1), head = Noise(kVocab * kHidden, head_seed),
-                           x = Noise(kRows * kHidden, 3);
+  std::vector<float> embedding = Noise(kVocab * kHidden, 1), head = Noise(kVocab * kHidden, head_seed);
+  const std::vector<float> x = Noise(kRows * kHidden, 3);
+  embedding[0] = first_embedding;
+  if (head_seed == 1) head[0] = 0.5f;
   std::vector<float> logits;
   for (int64_t r = 0; r < kRows; ++r) {
     for (int64_t c = 0; c < kVocab; ++c) {
@@ -74,9 +76,11 @@ TEST(CheckLinear, HeadUnlikeTheEmbeddingItIsTiedToIsNamed) {
   EXPECT_EQ(r.findings[0].cls, "LOAD");
 }
 TEST(CheckLinear, HeadEqualToTheEmbeddingIsRight) { EXPECT_TRUE(TiedHead(1).findings.empty()); }
+TEST(CheckLinear, EmbeddingThatIsNoNumberDoesNotMakeTheHeadAnother) { EXPECT_TRUE(TiedHead(1, NAN).findings.empty()); }
 
-// One head of 4, blocks of 4 slots; six keys in blocks 2 and 1. The newest query reads `over` slots too far.
-CheckResult OverTheEnd(size_t over) {
+// One head of 4, blocks of 4 slots; six keys in blocks 2 and 1. The newest query reads `over` slots too far. The first
+// row stands at position `first`.
+CheckResult OverTheEnd(size_t over, int64_t first = 0, std::string_view block_size = "4") {
   constexpr size_t kKeys = 6, kWidth = 4, kPool = 12;
   constexpr size_t kSlots[kKeys + 2] = {8, 9, 10, 11, 4, 5, 6, 7};
   SmallTrace t;
@@ -103,9 +107,9 @@ CheckResult OverTheEnd(size_t over) {
     }
     for (const double x : sum) out.push_back(static_cast<float>(x / total));
   }
-  const std::vector<RowRun> rows = {{a, 0, 6, 0, false}}, newest = {{a, 0, 1, 5, false}};
+  const std::vector<RowRun> rows = {{a, 0, 6, first, false}}, newest = {{a, 0, 1, first + 5, false}};
   t.Record("slot_mapping", "T", {6}, slots, {.rows = rows});
-  t.Record<int64_t>("block_table", "T n", {1, 2}, {2, 1}, {.rows = newest, .meta = {{"block_size", "4"}}});
+  t.Record<int64_t>("block_table", "T n", {1, 2}, {2, 1}, {.rows = newest, .meta = {{"block_size", block_size}}});
   t.Record("layers.0.attn.q", "T H d", {6, 1, 4}, q, {.rows = rows});
   t.Record("layers.0.attn.k", "T H d", {6, 1, 4}, k, {.rows = rows});
   t.Record("layers.0.attn.v", "T H d", {6, 1, 4}, v, {.rows = rows});
@@ -122,6 +126,11 @@ TEST(CheckAttention, SlotsBehindTheNewestKeyAreNamed) {
   EXPECT_EQ(r.findings[0].cls, "PADREAD");
 }
 TEST(CheckAttention, FullPoolAroundRightRowsIsRight) { EXPECT_TRUE(OverTheEnd(0).findings.empty()); }
+TEST(CheckAttention, PositionsBelowZeroLeadToNoPlaceInTheBlockTable) {
+  const CheckResult r = OverTheEnd(2, -(int64_t{1} << 40), "1");
+  ASSERT_FALSE(r.findings.empty());
+  EXPECT_EQ(r.findings[0].name, "layers.0.attn.out");
+}
 
 }  // namespace
 }  // namespace assay
