@@ -52,6 +52,17 @@ std::optional<std::vector<double>> LargestOf(const Tensor& x, const Tensor& scal
   return top;
 }
 
+// Limits that a dynamic scale is declared to be kept in.
+struct ScaleLimits {
+  double least = 0, most = HUGE_VAL;
+  double Of(double scale) const { return std::max(std::min(scale, most), least); }
+};
+
+// A scale above what its values ask for saturates nothing, and engines keep the scales of tiny rows off zero by a least
+// one that few recordings declare: so large a magnitude and above must have its own scale. A least scale in use,
+// 1 / (448 · 512) for e4m3, stands for a magnitude of 1 / 512.
+constexpr double kTiny = 1e-2;
+
 // Whether the scale is one of a cache; others belong to codes of their own, NAME.q of NAME.q_scale.
 bool IsOfCache(const Capture& capture, const EventInfo& scale) {
   const std::string_view stem = scale.site.stem;
@@ -83,7 +94,11 @@ void JudgeDynamic(const Capture& capture, const Tensor& scale, CheckReport* repo
   }
   const double code = LargestCode(codes);
   if (code == 0) return;
+  ScaleLimits limits;
+  limits.least = capture.Number(info, "scale_min").value_or(limits.least);
+  limits.most = capture.Number(info, "scale_max").value_or(limits.most);
   double worst = 0, ratio = 1;
+  int64_t n_judged = 0, n_tiny = 0;
   // Rounding of the scale's own dtype and of the division.
   const double bound = 4 * std::max(UnitRoundoff(info.event.dtype), UnitRoundoff(DType::kF32));
   std::vector<bool> bad(scale.rows.size());
@@ -91,16 +106,26 @@ void JudgeDynamic(const Capture& capture, const Tensor& scale, CheckReport* repo
     const auto top = LargestOf(**x, scale, real_only);
     if (!top) return report->Missing("the shape of " + info.name + " is not that of leading axes of " + of, "");
     worst = 0;
+    n_judged = n_tiny = 0;
     for (size_t i = 0; i < top->size(); ++i) {
-      const double want = (*top)[i] / code, have = scale.values[i];
-      if (!std::isfinite(want)) return;  // the fault of the tensor
+      if (!std::isfinite((*top)[i])) return;  // the fault of the tensor
+      const double want = limits.Of((*top)[i] / code), have = scale.values[i];
       const size_t row = scale.rows.empty() ? 0 : i / static_cast<size_t>(std::max<int64_t>(scale.row_size(), 1));
       if (want == 0 || (row < scale.rows.size() && scale.rows[row].padding)) continue;
-      const double off = std::fabs(have / want - 1);
+      const double off = std::isfinite(have) ? std::fabs(have / want - 1) : HUGE_VAL;
+      if (off > bound && have > want && have < HUGE_VAL && (*top)[i] < kTiny) {
+        ++n_tiny;
+        continue;
+      }
+      ++n_judged;
       if (off > worst) worst = off, ratio = have / want;
       if (row < bad.size()) bad[row] = off > bound;
     }
-    if (worst <= bound) return report->Right(info.id, worst, bound);
+    if (worst > bound) continue;
+    if (n_judged > 0 || n_tiny == 0) return report->Right(info.id, worst, bound);
+    return report->Missing(
+        info.name + " is larger than the magnitudes of " + of + " ask for, all below 0.01: a least scale may be meant",
+        "declare scale_min on " + info.name);
   }
   const bool cache = IsOfCache(capture, info);
   Suspicion s = At(info, cache ? fault_class::kKvScale : fault_class::kQScale, 2);
@@ -109,6 +134,7 @@ void JudgeDynamic(const Capture& capture, const Tensor& scale, CheckReport* repo
   s.bad.measured = worst;
   s.bad.bound = bound;
   s.bad.bound_basis = "scale / (largest magnitude / " + NumberText(code) + ") - 1: two roundings of the scale";
+  if (limits.least > 0 || limits.most < HUGE_VAL) s.bad.bound_basis += "; within scale_min and scale_max";
   s.bad.constant_value = ratio;
   s.bad.constant = "scale used / that of the tensor";
   s.bad.confidence = 0.95;

@@ -39,8 +39,45 @@ bool SameRows(const SegmentSummary& a, const SegmentSummary& b) {
          a.padding == b.padding;
 }
 
-// Half a unit in the last place of 1.
-double UnitOf(DType dtype) { return dtype == DType::kBF16 ? 0x1p-9 : dtype == DType::kF16 ? 0x1p-12 : 0x1p-24; }
+// Ranks that the group of a reduction has, as its result or a part declares; nullopt: nobody says.
+std::optional<int64_t> DeclaredSize(const std::map<int32_t, EventId>& results, const std::map<int32_t, EventId>& parts,
+                                    const Capture& capture) {
+  for (const auto* events : {&results, &parts}) {
+    for (const auto& [rank, id] : *events) {
+      const auto info = capture.Info(id);
+      if (!Capture::OwnText(*info, "world_size")) continue;
+      if (const auto size = capture.Integer(*info, "world_size"); size && *size > 0) return size;
+    }
+  }
+  return std::nullopt;
+}
+
+// Whether these parts are all that went in. A layer of a pipeline's stage is on some ranks only, so without a
+// declaration that is known where every rank of the recording took part. Reports what is missing.
+bool IsWhole(const Capture& capture, const std::string& name, const std::map<int32_t, EventId>& results,
+             const std::map<int32_t, EventId>& parts, CheckReport* report) {
+  const auto have = static_cast<int64_t>(parts.size());
+  const std::string partial = name + std::string(kSuffix);
+  if (const auto size = DeclaredSize(results, parts, capture)) {
+    if (have < *size) {
+      report->Missing(partial + " was recorded by " + std::to_string(have) + " of the " + std::to_string(*size) +
+                          " ranks of its group",
+                      "record every rank (ASSAY_RANKS unset)");
+    } else if (have > *size) {
+      report->Missing(partial + " was recorded by " + std::to_string(have) + " ranks in groups of " +
+                          std::to_string(*size) + ", and which ranks are a group is not recorded",
+                      "record the ranks of one group (ASSAY_RANKS)");
+    }
+    return have == *size;
+  }
+  const int64_t all = std::max({capture.world_size(), capture.n_ranks(), 2});
+  if (have == all) return true;
+  report->Missing(
+      partial + " was recorded by " + std::to_string(have) + " of " + std::to_string(all) +
+          " ranks, and how many the group of this reduction has is not declared",
+      "declare world_size (ranks of the reduction) on " + name + ", and record every rank (ASSAY_RANKS unset)");
+  return false;
+}
 
 // One segment of a result against those of its parts.
 struct Sum {
@@ -71,7 +108,8 @@ std::optional<Sum> Judge(const EventView& result, int32_t i, const std::map<int3
   out.measured = SketchDistance(got, sum) / norm;
   // A rounding an addition, and the sketches' own storage in float32.
   const auto n = static_cast<double>(parts.size());
-  const double unit = std::max(UnitOf(result.dtype()), UnitOf(result.compute_dtype()));
+  const double unit =
+      std::max({UnitRoundoff(result.dtype()), UnitRoundoff(result.compute_dtype()), UnitRoundoff(DType::kF32)});
   out.bound = kSpread * (unit * n + 0x1p-22) * input / norm;
   if (out.measured <= out.bound) return out;
   double xx = 0, xy = 0;
@@ -115,10 +153,7 @@ void CheckPartialSums(const Capture& capture, CheckReport* report) {
       const auto found = results.find(place);
       if (found == results.end()) continue;
       any = true;
-      if (static_cast<int32_t>(ranks.size()) < std::max({capture.world_size(), capture.n_ranks(), 2})) {
-        report->Missing(partial + " was recorded by some ranks only", "record every rank (ASSAY_RANKS unset)");
-        continue;
-      }
+      if (!IsWhole(capture, name, found->second, ranks, report)) continue;
       std::map<int32_t, EventView> parts;
       for (const auto& [rank, id] : ranks) parts[rank] = trace.event(id);
       for (const auto& [rank, id] : found->second) {

@@ -218,6 +218,59 @@ TEST(CheckPartialSums, OneRankOfTwoIsNotTestable) {
   EXPECT_EQ(r.ledger[0].state, CheckState::kNotTestable);
 }
 
+// Roundings of bf16 that all go one way are still roundings: each part but the first is nearly half a unit of the sum.
+TEST(CheckPartialSums, RoundingsOfABf16SumOverEightRanksAreRight) {
+  SmallTrace t(8, Level::kStats);
+  const uint64_t a = t.Request({1, 2, 3});
+  const std::vector<RowRun> rows = {{a, 0, 3, 0, false}};
+  std::vector<float> sum = Noise(192, 1), small;
+  for (float& v : sum) {
+    v = v < 0 ? -1.0F : 1.0F;
+    small.push_back(v * 0.98828125F * 0x1p-8F);
+  }
+  for (int32_t rank = 0; rank < 8; ++rank) {
+    const Put put{.rows = rows, .rank = rank, .compute = DType::kBF16};
+    t.Record("layers.0.attn.o_proj.partial", "T h", {3, 64}, rank == 0 ? sum : small, put);
+    t.Record("layers.0.attn.o_proj", "T h", {3, 64}, sum, put);
+  }
+  EXPECT_RULED_OUT(Judge(t, {"partial_sums"}));
+}
+
+// Two stages of a pipeline with two ranks each; the layer is on ranks 0 and 1.
+CheckResult PartialSumsOfAStage(std::string_view group, bool reduced, int32_t n_ranks = 2) {
+  SmallTrace t(4, Level::kStats);
+  const uint64_t a = t.Request({1, 2, 3});
+  const std::vector<RowRun> rows = {{a, 0, 3, 0, false}};
+  std::vector<float> sum = Noise(192, 1);
+  const std::vector<float> second = Noise(192, 2);
+  for (size_t i = 0; reduced && i < sum.size(); ++i) sum[i] += second[i];
+  for (int32_t rank = 0; rank < n_ranks; ++rank) {
+    Put put{.rows = rows, .rank = rank};
+    t.Record("layers.0.attn.o_proj.partial", "T h", {3, 64}, Noise(192, 1 + static_cast<uint64_t>(rank)), put);
+    if (!group.empty()) put.meta = {{"world_size", group}};
+    t.Record("layers.0.attn.o_proj", "T h", {3, 64}, sum, put);
+  }
+  return Judge(t, {"partial_sums"});
+}
+
+TEST(CheckPartialSums, GroupOfAPipelineStageIsJudgedWhereItsSizeIsDeclared) {
+  EXPECT_RULED_OUT(PartialSumsOfAStage("2", true));
+  EXPECT_FIRST(PartialSumsOfAStage("2", false), "layers.0.attn.o_proj", "REDUCE");
+}
+TEST(CheckPartialSums, GroupOfUnknownSizeOrThatIsNotWholeIsNotTestable) {
+  const std::pair<CheckResult, std::string> results[] = {
+      {PartialSumsOfAStage("", false), "declare world_size"},
+      {PartialSumsOfAStage("2", false, 1), "record every rank"},
+      {PartialSumsOfAStage("2", false, 4), "record the ranks of one group"},
+  };
+  for (const auto& [r, advice] : results) {
+    EXPECT_TRUE(r.findings.empty()) << advice;
+    ASSERT_EQ(r.ledger.size(), 1U);
+    EXPECT_EQ(r.ledger[0].state, CheckState::kNotTestable) << advice;
+    EXPECT_NE(r.ledger[0].capture.find(advice), std::string::npos) << r.ledger[0].capture;
+  }
+}
+
 CheckResult Stale(bool stale, bool embed = true) {
   SmallTrace t(1, Level::kStats);
   const uint64_t a = t.Request({1, 2, 3, 4, 5, 6});
@@ -324,18 +377,19 @@ TEST(CheckKvScale, DynamicScaleOfOtherValuesIsNamed) {
   EXPECT_NEAR(r.findings[0].constant_value, 2, 1e-6);
 }
 // Scale of an activation in codes of int8, `factor` times what it should be.
-CheckResult ActivationScale(float factor) {
+CheckResult ActivationScale(float factor, float size = 1, std::string_view limit = "", std::string_view value = "") {
   SmallTrace t;
   const uint64_t a = t.Request({1, 2});
   const Put rows{.rows = {{a, 0, 2, 0, false}}};
   std::vector<float> x = Noise(32, 1);
   x[3] = -4;
   x[20] = 2;
+  for (float& v : x) v *= size;
+  testing::Put scale{.rows = rows.rows, .meta = {{"scale_of", "layers.0.mlp.act"}, {"scale_rule", "dynamic"}}};
+  if (!limit.empty()) scale.meta.emplace_back(limit, value);
   t.Record("layers.0.mlp.act", "T f", {2, 16}, x, rows);
   t.Record<int8_t>("layers.0.mlp.act.q", "T f", {2, 16}, std::vector<int8_t>(32, 1), rows);
-  t.Record<float>(
-      "layers.0.mlp.act.q_scale", "T 1", {2, 1}, {factor * 4 / 127, factor * 2 / 127},
-      {.rows = {{a, 0, 2, 0, false}}, .meta = {{"scale_of", "layers.0.mlp.act"}, {"scale_rule", "dynamic"}}});
+  t.Record<float>("layers.0.mlp.act.q_scale", "T 1", {2, 1}, {factor * size * 4 / 127, factor * size * 2 / 127}, scale);
   return Judge(t, {"kv_scale"});
 }
 
@@ -344,6 +398,42 @@ TEST(CheckKvScale, WrongScaleOfAnActivationIsNoMatterOfTheCache) {
   const CheckResult r = ActivationScale(2);
   EXPECT_FIRST(r, "layers.0.mlp.act.q_scale", "Q-SCALE");
   EXPECT_NEAR(r.findings[0].constant_value, 2, 1e-6);
+}
+TEST(CheckKvScale, DeclaredLimitsOfADynamicScaleAreKept) {
+  // 4 / 127 and 2 / 127 are 0.031 and 0.016: twice the right ones where both are clamped below or above.
+  EXPECT_RULED_OUT(ActivationScale(1, 1, "scale_min", "0.01"));
+  EXPECT_RULED_OUT(ActivationScale(1, 1, "scale_max", "0.04"));
+  const CheckResult low = ActivationScale(1, 1, "scale_min", "0.1");
+  EXPECT_FIRST(low, "layers.0.mlp.act.q_scale", "Q-SCALE");
+  const CheckResult high = ActivationScale(1, 1, "scale_max", "0.001");
+  EXPECT_FIRST(high, "layers.0.mlp.act.q_scale", "Q-SCALE");
+}
+// A row's magnitudes of 4e-4 with the least scale of e4m3.
+CheckResult FlooredScale(float used, std::string_view declared, float largest = 4e-4F) {
+  SmallTrace t;
+  const uint64_t a = t.Request({1});
+  const std::vector<RowRun> rows = {{a, 0, 1, 0, false}};
+  std::vector<float> x = Noise(16, 1);
+  for (float& v : x) v *= largest / 2;
+  x[3] = largest;
+  Put scale{.rows = rows, .meta = {{"scale_of", "layers.0.mlp.act"}, {"scale_rule", "dynamic"}}};
+  if (!declared.empty()) scale.meta.emplace_back("scale_min", declared);
+  t.Record("layers.0.mlp.act", "T f", {1, 16}, x, {.rows = rows});
+  t.Record<int8_t>("layers.0.mlp.act.q", "T f", {1, 16}, std::vector<int8_t>(16, 1), {.rows = rows});
+  t.Record<float>("layers.0.mlp.act.q_scale", "T 1", {1, 1}, {used}, scale);
+  return Judge(t, {"kv_scale"});
+}
+TEST(CheckKvScale, LeastScaleOfATinyRowIsRightWhereDeclaredAndElseNoFinding) {
+  EXPECT_RULED_OUT(FlooredScale(0x1p-12F, "0.000244140625"));
+  const CheckResult unsaid = FlooredScale(0x1p-12F, "");
+  EXPECT_TRUE(unsaid.findings.empty());
+  ASSERT_EQ(unsaid.ledger.size(), 1U);
+  EXPECT_EQ(unsaid.ledger[0].state, CheckState::kNotTestable);
+  EXPECT_NE(unsaid.ledger[0].capture.find("scale_min"), std::string::npos);
+}
+TEST(CheckKvScale, ScaleThatSaturatesATinyRowOrIsTooLargeForAnotherIsNamed) {
+  EXPECT_FIRST(FlooredScale(1e-7F, ""), "layers.0.mlp.act.q_scale", "Q-SCALE");
+  EXPECT_FIRST(FlooredScale(0x1p-12F, "", 0.02F), "layers.0.mlp.act.q_scale", "Q-SCALE");
 }
 TEST(CheckKvScale, RightScalesAreRuledOut) { EXPECT_RULED_OUT(KvScale("f8_e4m3fn", "0.5", 4.0f / 448)); }
 
