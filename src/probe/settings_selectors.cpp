@@ -50,11 +50,16 @@ Status CheckSelector(const Cursor& cursor, size_t start, std::string_view text) 
   const std::string_view kind = text.substr(0, colon);
   if (colon == std::string_view::npos ||
       std::find(std::begin(kSelectorKinds), std::end(kSelectorKinds), kind) == std::end(kSelectorKinds)) {
-    return cursor.Expected("module:GLOB, call:DOTTED, local:DOTTED:NAME[#N|#last] or audit:DOTTED:NAME", start);
+    return cursor.Expected("module:GLOB[:out], call:DOTTED, local:DOTTED:NAME[#N|#last] or audit:DOTTED:NAME", start);
   }
   const std::string_view rest = text.substr(colon + 1);
   const size_t rest_at = start + colon + 1;
-  if (kind == "module") return rest.empty() ? cursor.Expected("a glob over module names", rest_at) : Status();
+  if (kind == "module") {
+    const size_t end = std::min(rest.find(':'), rest.size());
+    if (end == 0) return cursor.Expected("a glob over module names", rest_at);
+    const bool good = end == rest.size() || rest.substr(end) == ":out";
+    return good ? Status() : cursor.Expected("nothing or :out behind the glob", rest_at + end);
+  }
   if (kind == "call") return IsDottedName(rest) ? Status() : cursor.Expected(kDotted, rest_at);
   const size_t last = rest.rfind(':');
   const std::string_view target = rest.substr(0, last);

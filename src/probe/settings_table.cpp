@@ -29,7 +29,7 @@ constexpr SettingHelp kSettings[] = {
      "On-anomaly: keep the last STEPS steps in memory, write them when a non-finite value appears. 0 writes at once."},
     {"ASSAY_TOKENS", "on|off", "off", "Store token ids (content): prompts and next_token."},
     {"ASSAY_PROBES", "SELECTOR[,SELECTOR...]", "none",
-     "Probes of your own in a Python host: module:GLOB, call:DOTTED, local:DOTTED:NAME[#N|#last], "
+     "Probes of your own in a Python host: module:GLOB[:out], call:DOTTED, local:DOTTED:NAME[#N|#last], "
      "audit:DOTTED:NAME."},
     {"ASSAY_ATTACH", "PROFILE[,PROFILE...] | all | none", "all",
      "Profiles that attach to a Python host: torch, transformers, vllm, or the dotted name of a module of your own."},

@@ -10,7 +10,8 @@ import pytest
 import torch
 from assay import _fast_call
 from assay.attach import modules as attached_modules
-from assay.attach.defaults import Outputs
+from assay.attach import selectors
+from assay.attach.defaults import Outputs, observe_modules
 from assay.attach.rows import Rows
 from assay.attach.session import Session
 
@@ -169,6 +170,21 @@ def test_two_selectors_share_the_rows_of_a_step(session):
         second(torch.ones(2, 4))
     found = [(e.step, e.segments[0].request, e.segments[0].first_position) for e in events(session)]
     assert found == [(step, 7, step) for step in range(3) for _ in range(2)]
+
+
+@pytest.mark.parametrize("text, names", [("module:*:out", ["model.out"]), ("module:*", ["model.in", "model.out"])])
+def test_a_selector_of_outputs_alone_is_quick(session, monkeypatch, text, names):
+    roots = []
+    monkeypatch.setattr(session, "when_root", roots.append)
+    [selector] = selectors.parse(text)
+    observe_modules(session, selector)
+    module = Gives(lambda x: x * 2)
+    for then in roots:
+        then(module)
+    for _ in range(3):
+        module(torch.ones(2))
+    assert quick_calls(attached_modules._of(module)) == (2 if text.endswith(":out") else 0)
+    assert [e.site for e in events(session)] == names * 3
 
 
 def test_what_a_callback_calls_is_not_observed(session):

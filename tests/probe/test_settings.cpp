@@ -157,7 +157,7 @@ TEST(Settings, FormattedSettingsParseToThemselves) {
            {"ASSAY=all"},
            {"ASSAY=mla:stderr", "ASSAY_LAYERS=0-3,9-", "ASSAY_LEVEL=sample:17", "ASSAY_GRIDS=none"},
            {"ASSAY=io", "ASSAY_INCLUDE=/a,b/,x[,]y", "ASSAY_BUDGET=1GiB", "ASSAY_SEED=7", "ASSAY_STRICT=on"},
-           {"ASSAY=all", "ASSAY_PROBES=module:*.q,call:a.b:C.m,local:a.B.f:k#last,audit:a:f:out",
+           {"ASSAY=all", "ASSAY_PROBES=module:*.q,module:*.mlp:out,call:a.b:C.m,local:a.B.f:k#last,audit:a:f:out",
             "ASSAY_ATTACH=vllm,my.own", "ASSAY_ARMED=off"}}) {
     const auto text = FormatSettings(*Parse(given));
     std::vector<std::string> again;
@@ -226,6 +226,9 @@ TEST(NearestName, FarNamesAreNotOffered) {
 TEST(Settings, SelectorOfNoKindAndNameThatIsNoVariableAreRefusedAtTheirColumn) {
   EXPECT_NE(ErrorOf("ASSAY_PROBES=module:x,calls:a.b").find("ASSAY_PROBES, column 10: expected module:GLOB"),
             std::string::npos);
+  EXPECT_NE(ErrorOf("ASSAY_PROBES=module::out").find("column 8: expected a glob"), std::string::npos);
+  EXPECT_NE(ErrorOf("ASSAY_PROBES=module:*.q:in").find("column 11: expected nothing or :out"), std::string::npos);
+  EXPECT_NE(ErrorOf("ASSAY_PROBES=module:*.q:out:x").find("column 11"), std::string::npos);
   EXPECT_NE(ErrorOf("ASSAY_PROBES=call:f").find("column 6: expected a dotted name"), std::string::npos);
   EXPECT_NE(ErrorOf("ASSAY_PROBES=call:a..f").find("column 6: expected a dotted name"), std::string::npos);
   EXPECT_NE(ErrorOf("ASSAY_PROBES=local:a.f").find(":NAME"), std::string::npos);

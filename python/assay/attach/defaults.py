@@ -121,7 +121,7 @@ def observe_modules(session: Session, selector: selectors.Selector) -> None:
     def root(module: Any) -> None:
         from . import modules
 
-        modules.observe(session, module, selector.target, outputs, before, probe)
+        modules.observe(session, module, selector.target, outputs, None if selector.name == "out" else before, probe)
         session._tell(probe)
 
     session.when_root(root)

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 
 class Selector(NamedTuple):
-    """``kind`` module, call, local or audit; ``target`` a glob or dotted name; ``name`` the variable or argument."""
+    """``kind`` module, call, local or audit; ``target`` a glob or dotted name; ``name`` the variable or argument;
+    for a module "out" where its inputs are left out."""
 
     kind: str
     target: str
@@ -29,7 +30,9 @@ def parse(text: str) -> list[Selector]:
         if not rest:
             continue
         target, name = rest, ""
-        if kind in ("local", "audit"):
+        if kind == "module":
+            target, _, name = rest.partition(":")
+        elif kind in ("local", "audit"):
             target, _, name = rest.rpartition(":")
         selectors.append(Selector(kind, target, name, one.strip()))
     return selectors
