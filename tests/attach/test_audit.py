@@ -134,7 +134,7 @@ def test_OtherProbesOfTheCallSeeWhatTheHostSees(run):
     assert events["lib.fill.output"].numpy().tolist() == [[7.0] * 4] * 6
     assert events["lib.fill.result"].numpy().tolist() == [[2.0] * 4] * 4 + [[7.0] * 4] * 2
     looks = {e.meta["audit"]: e for e in outcome.events if e.meta.get("audit")}
-    assert looks["before"].nan_count == 24 and looks["after"].nan_count == 8
+    assert looks["before"].nonfinite == 24 and looks["after"].nonfinite == 8
 
 
 @pytest.mark.parametrize(
