@@ -4,6 +4,7 @@
 queued in the order of their first use, and each then works with cores of its own. The function's parameters are `bench`,
 `cores`, and other such fixtures, which it waits for."""
 
+import collections
 import concurrent.futures
 import contextlib
 import inspect
@@ -22,22 +23,26 @@ class Cores:
     def __init__(self):
         self.numbers = sorted(os.sched_getaffinity(0))[:4]  # memory for four engines, whatever the machine has
         self._free = list(self.numbers)
-        self._turn = threading.Lock()
-        self._returned = threading.Condition()
+        self._waiting = collections.deque()  # in the order in which they asked
+        self._changed = threading.Condition()
 
     @contextlib.contextmanager
     def lend(self, count=1):
         """Where there are fewer, some come twice: two ranks then share a core."""
         there = min(count, len(self.numbers))
-        with self._turn, self._returned:
-            self._returned.wait_for(lambda: len(self._free) >= there)
+        me = object()
+        with self._changed:
+            self._waiting.append(me)
+            self._changed.wait_for(lambda: self._waiting[0] is me and len(self._free) >= there)
+            self._waiting.popleft()
             taken = [self._free.pop(0) for _ in range(there)]
+            self._changed.notify_all()
         try:
             yield (taken * count)[:count]
         finally:
-            with self._returned:
+            with self._changed:
                 self._free = sorted(self._free + taken)
-                self._returned.notify_all()
+                self._changed.notify_all()
 
 
 class Queue:
