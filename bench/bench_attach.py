@@ -37,6 +37,8 @@ def attach(way: str, folder: str) -> None:
     sys.path.insert(0, str(ROOT / "python"))
     os.environ.update({"ASSAY": "all", "ASSAY_DIR": folder})
     os.environ["ASSAY_ATTACH"] = "transformers" if way == "profile" else "none"
+    if way in ("modules", "disarmed"):
+        os.environ["ASSAY_PROBES"] = "module:*:out"
     import assay.attach
 
     assay.attach.start()
@@ -55,11 +57,10 @@ def child(way: str, folder: str, model_path: str, tokens: int, pipe: Any) -> Non
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.bfloat16).eval()
     norms: list[float] = []
     if way in ("modules", "disarmed"):
-        from assay.attach import defaults, session
+        from assay.attach import session
 
         attached = session()
         assert attached is not None
-        attached.modules(model, "*", then=defaults.Outputs(attached))
         trace = attached.trace()
         assert trace is not None
         trace.arm(way == "modules")
