@@ -161,16 +161,7 @@ Result<oracle::Computed> ScoresOf(const AttentionCall& call, int64_t columns) {
   all.value = Array::Filled({call.n_rows, call.heads, columns}, -std::numeric_limits<double>::infinity());
   all.scale = Array::Filled(all.value.shape);
   for (const AttentionBatch& b : call.batches) {
-    oracle::AttentionInput in;
-    in.q = &b.q;
-    in.k = &b.k;
-    in.v = b.v.values.empty() ? nullptr : &b.v;
-    in.value_dim = call.value_dim;
-    in.query_positions = b.query_positions;
-    in.key_positions = b.key_positions;
-    in.mask = b.mask.values.empty() ? nullptr : &b.mask;
-    in.alibi_slopes = call.slopes.values.empty() ? nullptr : &call.slopes;
-    ASSAY_ASSIGN_OR_RETURN(oracle::Computed scores, oracle::Scores(in, call.spec));
+    ASSAY_ASSIGN_OR_RETURN(oracle::Computed scores, oracle::Scores(InputOf(b, call), call.spec));
     all.k = std::max(all.k, scores.k);
     all.stores = std::max(all.stores, scores.stores);
     const auto n = static_cast<int64_t>(b.key_positions.size());

@@ -45,6 +45,8 @@ struct AttentionValues {
 // or the lse of one of these.
 // `inputs`: full names of queries, keys and values, for a result at a name of its own.
 Result<AttentionCall> GatherAttention(const Subject& result, std::span<const std::string> inputs = {});
+// What scores depend on, without sinks and ranges: points into the batch and the call.
+oracle::AttentionInput InputOf(const AttentionBatch& batch, const AttentionCall& call);
 // Rows of requests are computed, all others are 0 and -inf. `only`: that batch alone.
 Result<AttentionValues> Recompute(const AttentionCall& call, int only = -1);
 // The cause of a wrong output of this call.

@@ -346,6 +346,19 @@ Result<AttentionCall> GatherAttention(const Subject& s, std::span<const std::str
   return call;
 }
 
+oracle::AttentionInput InputOf(const AttentionBatch& batch, const AttentionCall& call) {
+  oracle::AttentionInput in;
+  in.q = &batch.q;
+  in.k = &batch.k;
+  in.v = batch.v.values.empty() ? nullptr : &batch.v;
+  in.value_dim = call.value_dim;
+  in.query_positions = batch.query_positions;
+  in.key_positions = batch.key_positions;
+  in.mask = batch.mask.values.empty() ? nullptr : &batch.mask;
+  in.alibi_slopes = call.slopes.values.empty() ? nullptr : &call.slopes;
+  return in;
+}
+
 Result<AttentionValues> Recompute(const AttentionCall& call, int only) {
   AttentionValues all;
   const auto fill = [&](oracle::Computed* c, std::vector<int64_t> shape, double value) {
@@ -360,18 +373,10 @@ Result<AttentionValues> Recompute(const AttentionCall& call, int only) {
   for (size_t b = 0; b < call.batches.size(); ++b) {
     if (only >= 0 && static_cast<size_t>(only) != b) continue;
     const AttentionBatch& batch = call.batches[b];
-    oracle::AttentionInput in;
-    in.q = &batch.q;
-    in.k = &batch.k;
-    in.v = batch.v.values.empty() ? nullptr : &batch.v;
-    in.value_dim = call.value_dim;
-    in.query_positions = batch.query_positions;
-    in.key_positions = batch.key_positions;
+    oracle::AttentionInput in = InputOf(batch, call);
     const std::vector<oracle::KeyRange> ranges(batch.rows.size(), batch.range);
     in.ranges = ranges;
-    in.mask = batch.mask.values.empty() ? nullptr : &batch.mask;
     in.sinks = call.sinks.values.empty() ? nullptr : &call.sinks;
-    in.alibi_slopes = call.slopes.values.empty() ? nullptr : &call.slopes;
     if (batch.key_positions.empty()) {
       if (in.sinks == nullptr) continue;
     }

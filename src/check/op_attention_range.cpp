@@ -10,21 +10,14 @@ namespace assay::op {
 using oracle::Array;
 
 // Where the running maximum of a row jumps between tiles by more than a declared float16 accumulator can hold as a
-// factor (2^-14 its smallest normal number), or the sum of values before the division leaves its range.
+// factor (2^-14 its smallest normal number).
 std::optional<Explanation> LeavesRange(const Subject& out, const AttentionCall& call) {
   const DType accum = ParseDType(Capture::OwnText(out.info(), "accum_dtype").value_or("f32"));
   if (accum != DType::kF16) return std::nullopt;
   const int64_t tile = out.Integer("kv_tile", 0);
   for (const AttentionBatch& b : call.batches) {
     if (tile <= 0 || b.key_positions.empty()) continue;
-    oracle::AttentionInput in;
-    in.q = &b.q;
-    in.k = &b.k;
-    in.v = b.v.values.empty() ? nullptr : &b.v;
-    in.value_dim = call.value_dim;
-    in.query_positions = b.query_positions;
-    in.key_positions = b.key_positions;
-    auto scores = oracle::Scores(in, call.spec);
+    auto scores = oracle::Scores(InputOf(b, call), call.spec);
     if (!scores.ok()) continue;
     const int64_t n = scores->value.cols();
     for (int64_t r = 0; r < scores->value.rows(); ++r) {

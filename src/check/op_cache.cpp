@@ -35,8 +35,9 @@ void JudgeWrite(Subject& s) {
   const std::vector<Input> parts = Written(s);
   if (parts.empty()) return Missing(s, s.Sibling("attn.k or attn.kv_c_normed"));
   const DType cache = CacheDType(s.capture(), s.info()).value_or(s.info().event.dtype);
-  const double k_scale = s.Number("k_scale", s.Number("kv_scale", 1)),
-               v_scale = s.Number("v_scale", s.Number("kv_scale", 1));
+  // Magnitudes: a range of codes has two sides, whatever the sign of its scale.
+  const double k_scale = std::abs(s.Number("k_scale", s.Number("kv_scale", 1))),
+               v_scale = std::abs(s.Number("v_scale", s.Number("kv_scale", 1)));
   const double top = LargestCode(cache);
   Operation write;
   write.inputs = parts;
@@ -82,8 +83,8 @@ void JudgeWrite(Subject& s) {
     d = Differ(s.actual(), *right, p, s.judged());
   }
   if (d.ok) return ReportRight(s, d);
-  // A scale that was taken from earlier rows cuts a few later elements: right while a row loses no more than twice what
-  // rounding to these codes may cost it.
+  // A scale that was taken from earlier rows cuts a few later elements: right while that costs no more than rounding to
+  // these codes may, which with the rounding itself is at most twice as much.
   if (top > 0 && d.measured <= 2 * d.allowed) {
     oracle::Computed cut = *right;
     const int64_t cols = cut.value.cols();
@@ -92,7 +93,7 @@ void JudgeWrite(Subject& s) {
       const double limit = top * part_scale[i % cols < first ? 0 : part_scale.size() - 1];
       cut.value[i] = std::clamp(cut.value[i], -limit, limit);
     }
-    if (const Difference c = Differ(s.actual(), cut, p, s.judged()); c.ok) return ReportRight(s, d);
+    if (const Difference c = Differ(s.actual(), cut, p, s.judged()); c.ok) return ReportRight(s, c);
   }
 
   std::optional<Explanation> why = ExplainUnwritten(s);

@@ -53,8 +53,9 @@ void JudgeWeight(Subject& s) {
   if (!std::isnan(c))
     why = Explanation{fault_class::kQScale, "the weight is one constant off", c, "weight used / expected"};
   if (!why) why = ExplainQuantised(s, q, right);
-  if (!why && ExplainPrecision(s, right))
-    return ReportRight(s, d);  // kept in the model's type, recorded in a wider one
+  Difference coarser;
+  if (!why && ExplainPrecision(s, right, &coarser))
+    return ReportRight(s, coarser);  // kept in the model's type, recorded in a wider one
   if (!why) why = ExplainByFit(s, right, {}, true);
   if (!why) {
     why = Explanation{fault_class::kLoad, "the weight is not what its codes and scales stand for, and no cause fits"};

@@ -330,7 +330,7 @@ bool LooksLikeRounding(const Subject& subject, const oracle::Computed& right) {
   return errors <= 0.09 * values && along <= 0.5 * errors && 4 * off >= rows;
 }
 
-std::optional<Explanation> ExplainPrecision(const Subject& subject, const oracle::Computed& right) {
+std::optional<Explanation> ExplainPrecision(const Subject& subject, const oracle::Computed& right, Difference* fit) {
   const oracle::Precision declared = subject.precision();
   const bool divided = subject.info().name.ends_with("out") && subject.info().name.find("attn.") != std::string::npos;
   constexpr DType kCoarse[] = {DType::kF16, DType::kBF16, DType::kF8E4M3FN};
@@ -341,7 +341,9 @@ std::optional<Explanation> ExplainPrecision(const Subject& subject, const oracle
     if (!(u > declared.store) || !Representable(subject.actual(), u)) continue;
     oracle::Precision p = declared;
     p.store = u;
-    if (Differ(subject.actual(), right, p, subject.judged(), 2, subject.one_store).ok) {
+    const Difference stored = Differ(subject.actual(), right, p, subject.judged(), 2, subject.one_store);
+    if (stored.ok) {
+      if (fit != nullptr) *fit = stored;
       return Explanation{fault_class::kPrecision, "every value is representable in " + std::string(NameOf(coarse)) +
                                                       ", which is coarser than declared"};
     }
@@ -358,6 +360,7 @@ std::optional<Explanation> ExplainPrecision(const Subject& subject, const oracle
     const Difference walk = Differ(subject.actual(), right, p, subject.judged(), 1);
     // A walk of roundings stays well inside of its bound of eight sigmas.
     if (!walk.ok || (!representable && walk.measured > 0.3 * walk.allowed)) continue;
+    if (fit != nullptr) *fit = walk;
     return Explanation{
         fault_class::kPrecision,
         "the error is beyond the bound of the declared sum and within that of a sum in " + std::string(NameOf(coarse))};

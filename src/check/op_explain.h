@@ -43,7 +43,9 @@ std::optional<Explanation> ExplainOverwritten(const Subject& subject, const Oper
 std::optional<Explanation> ExplainNonFinite(const Subject& subject, const Operation& operation, const Difference& d,
                                             bool row_by_row);
 std::optional<Explanation> ExplainUnwritten(const Subject& subject);
-std::optional<Explanation> ExplainPrecision(const Subject& subject, const oracle::Computed& right);
+// `fit`: how far the result is from the right one by the coarser precision that explains it.
+std::optional<Explanation> ExplainPrecision(const Subject& subject, const oracle::Computed& right,
+                                            Difference* fit = nullptr);
 
 // The event of `name` whose first element lies at the address that metadata bound.NAME gives, where that is not where
 // the operand is now; kNoEvent when nothing moved. `moved` tells whether the addresses differ.

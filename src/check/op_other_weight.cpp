@@ -48,12 +48,12 @@ std::optional<Explanation> ForOtherWeights(
     auto tensor = capture.Load(c.id);
     if (!tensor.ok() || (*tensor)->values == right.values) continue;
     const EventInfo& info = *(*tensor)->info;
-    const bool rank = info.name == name;
-    const std::string text =
-        rank ? "fits " + name + " of rank " + std::to_string(info.event.rank) + " in place of this rank's own"
-             : "fits " + info.name + " in place of " + name;
-    if (auto why =
-            attempt({{right.shape, (*tensor)->values}, {rank ? fault_class::kTpShard : fault_class::kLoad, text}}))
+    const bool of_another_rank = info.name == name;
+    const std::string text = of_another_rank ? "fits " + name + " of rank " + std::to_string(info.event.rank) +
+                                                   " in place of this rank's own"
+                                             : "fits " + info.name + " in place of " + name;
+    if (auto why = attempt(
+            {{right.shape, (*tensor)->values}, {of_another_rank ? fault_class::kTpShard : fault_class::kLoad, text}}))
       return why;
   }
   return std::nullopt;
