@@ -20,8 +20,9 @@ std::optional<ActivationSpec> SpecOf(const Subject& s) {
   const std::string word = s.Text("activation", "silu");
   const auto kind = oracle::ParseActivation(word);
   if (!kind) {
-    s.report().Missing(s.info().name + ": activation=" + word + " is not known",
-                       "record one of silu, gelu, gelu_tanh, quick_gelu, relu, relu2, sigmoid, tanh, swiglu_oai");
+    std::string known;
+    for (Activation each : oracle::AllActivations()) known.append(known.empty() ? "" : ", ").append(NameOf(each));
+    s.report().Missing(s.info().name + ": activation=" + word + " is not known", "record one of " + known);
     return std::nullopt;
   }
   return ActivationSpec{*kind, s.Number("swiglu_alpha", 1.702), s.Number("swiglu_limit", 7)};

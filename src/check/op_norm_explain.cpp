@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/number_text.h"
 #include "check/op_fitted.h"
 #include "check/op_other_weight.h"
 #include "fit/constants.h"
@@ -88,12 +89,6 @@ double NamedEps(double eps) {
   return eps;
 }
 
-std::string Number(double x) {
-  char text[40];
-  std::snprintf(text, sizeof text, "%.4g", x);
-  return text;
-}
-
 }  // namespace
 
 std::optional<Explanation> ExplainNorm(const Subject& s, const NormCall& call, const Computed& right) {
@@ -131,7 +126,7 @@ std::optional<Explanation> ExplainNorm(const Subject& s, const NormCall& call, c
     other.eps = eps;
     if (eps == call.eps) continue;
     if (auto why = try_one(other, call.weight, call.bias,
-                           {fault_class::kKernel, "fits an eps of " + Number(eps), eps, "eps used"}))
+                           {fault_class::kKernel, "fits an eps of " + NumberText(eps, 4), eps, "eps used"}))
       return why;
   }
   struct Form {
@@ -167,8 +162,8 @@ std::optional<Explanation> ExplainNorm(const Subject& s, const NormCall& call, c
       norm.eps = eps;
       if (auto why = try_one(norm, call.weight, call.bias,
                              {fault_class::kKernel,
-                              "fits an eps of " + Number(eps) + (text.empty() ? "" : ", with " + text) + ", " +
-                                  Number(call.eps) + " declared",
+                              "fits an eps of " + NumberText(eps, 4) + (text.empty() ? "" : ", with " + text) + ", " +
+                                  NumberText(call.eps, 4) + " declared",
                               eps, "eps used"}))
         return why;
     }

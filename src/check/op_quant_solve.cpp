@@ -8,6 +8,7 @@
 #include <cmath>
 #include <map>
 
+#include "base/number_text.h"
 #include "check/op_quant_explain.h"
 #include "fit/constants.h"
 
@@ -17,10 +18,10 @@ namespace {
 using oracle::Array;
 using Cells = std::vector<double>;
 
-constexpr int64_t kMostGroups = 256;             // of a line
-constexpr int64_t kMostWork = int64_t{1} << 31;  // products
-constexpr double kNear = 2e-3;                   // relative, of a solved number that is told as another one
-constexpr double kNearRoundings = 8;             // the same, in roundings of the result
+constexpr int64_t kMostGroups = 256;  // of a line
+constexpr double kMostWork = 0x1p31;  // products
+constexpr double kNear = 2e-3;        // relative, of a solved number that is told as another one
+constexpr double kNearRoundings = 8;  // the same, in roundings of the result
 
 // Solves the symmetric system in place by Gauss with pivots; numbers that it does not determine become NaN.
 void SolveSymmetric(std::vector<double>* a, std::vector<double>* b) {
@@ -69,7 +70,14 @@ class Solver {
     if (t_.product().is_value) return have_.size() == p_.rows * p_.cols && equations_ > 1;
     return n_rows_ > 0 && t_.product().other.cols() == p_.cols && t_.product().other.rows() == others_ &&
            t_.product().first + lines_ <= p_.rows && t_.grid_cols() <= kMostGroups && equations_ > t_.grid_cols() &&
-           lines_ * others_ <= kMostWork / std::max<int64_t>(p_.cols, 1) && p_.block_cols > 0;
+           Work() <= kMostWork && p_.block_cols > 0;
+  }
+
+  // Products of all equations and of the systems, one a line at most; in floating point, which cannot overflow.
+  double Work() const {
+    const auto groups = static_cast<double>(t_.grid_cols()), others = static_cast<double>(others_);
+    const double equation = static_cast<double>(p_.cols) + groups * groups;
+    return static_cast<double>(lines_) * (others * equation + groups * groups * groups);
   }
 
   // zeros: shifts of the codes; otherwise factors of the scales.
@@ -142,12 +150,6 @@ bool Near(double a, double b, double room) { return std::abs(a - b) <= room * st
 
 double RoomOf(const QuantTrial& t) { return std::max(kNear, kNearRoundings * t.subject().precision().store); }
 
-std::string Number(double x) {
-  char text[40];
-  std::snprintf(text, sizeof text, "%.6g", x);
-  return text;
-}
-
 // "3 of 8 scales (rows 4 to 5 of the grid)".
 std::string Which(const QuantTrial& t, const std::vector<size_t>& cells, const char* what) {
   const auto cols = static_cast<size_t>(t.grid_cols());
@@ -210,10 +212,10 @@ std::optional<Explanation> Scales(const QuantTrial& t, const Solver& solver) {
     for (double c : constants) {
       Cells one = t.scales();
       for (size_t i : off) one[i] *= c;
-      if (auto why =
-              t.Try(t.WithScales(one), {fault_class::kQScale,
-                                        fits + Number(c) + " times " + Which(t, off, "scales") + ", the others right",
-                                        c, "scale used / expected"}))
+      if (auto why = t.Try(
+              t.WithScales(one),
+              {fault_class::kQScale, fits + NumberText(c) + " times " + Which(t, off, "scales") + ", the others right",
+               c, "scale used / expected"}))
         return why;
     }
   }
@@ -228,13 +230,13 @@ std::optional<Explanation> Scales(const QuantTrial& t, const Solver& solver) {
   const double first = used.front();
   if (std::all_of(used.begin(), used.end(), [&](double x) { return Near(x, first, room); })) {
     if (auto why = t.Try(t.WithScales(Cells(used.size(), first)),
-                         {fault_class::kQScale, fits + "one scale for all, " + Number(first)}))
+                         {fault_class::kQScale, fits + "one scale for all, " + NumberText(first)}))
       return why;
   }
   if (solver.Surplus() < 2) return std::nullopt;
   return t.Try(t.WithScales(used),
                {fault_class::kQScale, fits + Which(t, off, "scales") + " off, each by a factor of " + "its own, from " +
-                                          Number(least) + " to " + Number(most)});
+                                          NumberText(least) + " to " + NumberText(most)});
 }
 
 std::optional<Explanation> Zeros(const QuantTrial& t, const Solver& solver) {

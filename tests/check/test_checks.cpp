@@ -437,6 +437,20 @@ TEST(CheckKvScale, ScaleThatSaturatesATinyRowOrIsTooLargeForAnotherIsNamed) {
 }
 TEST(CheckKvScale, RightScalesAreRuledOut) { EXPECT_RULED_OUT(KvScale("f8_e4m3fn", "0.5", 4.0f / 448)); }
 
+TEST(CheckActivation, UnknownWordIsToldAllKnownOnes) {
+  SmallTrace t;
+  const uint64_t a = t.Request({1, 2});
+  const std::vector<RowRun> rows = {{a, 0, 2, 0, false}};
+  t.Record("layers.0.mlp.gate", "T f", {2, 8}, Noise(16, 1), {.rows = rows});
+  t.Record("layers.0.mlp.up", "T f", {2, 8}, Noise(16, 2), {.rows = rows});
+  t.Record("layers.0.mlp.act", "T f", {2, 8}, Noise(16, 3), {.rows = rows, .meta = {{"activation", "mish"}}});
+  const CheckResult r = Judge(t, {"experts"});
+  ASSERT_EQ(r.ledger.size(), 1U);
+  EXPECT_EQ(r.ledger[0].state, CheckState::kNotTestable);
+  for (const char* word : {"silu", "swiglu_oai", "identity"})
+    EXPECT_NE(r.ledger[0].capture.find(word), std::string::npos) << r.ledger[0].capture;
+}
+
 CheckResult MoeCounts(int64_t id, int64_t count) {
   SmallTrace t;
   const uint64_t a = t.Request({1, 2});
