@@ -219,6 +219,9 @@ def _from_buffer(tensor: Any) -> Where:
     name = BUFFER.get(form)
     if name is None or view.itemsize * 8 != DTYPES[name][1] or view.suboffsets:
         raise UsageError(f"a buffer of format {form!r} is not a dtype that assay measures")
-    shape = tuple(view.shape[: view.ndim]) if view.ndim else ()
-    strides = _in_elements(tuple(view.strides[: view.ndim]), view.itemsize) if view.ndim else None
+    # Exporters may leave out what a gapless array does not need, even when asked (ctypes leaves out the strides).
+    shape: tuple[int, ...] = ()
+    if view.ndim:
+        shape = tuple(view.shape[: view.ndim]) if view.shape else (view.len // view.itemsize,)
+    strides = _in_elements(tuple(view.strides[: view.ndim]), view.itemsize) if view.ndim and view.strides else None
     return Where(view.buf or 0, DTYPES[name][0], shape, strides, 0, view)

@@ -479,7 +479,11 @@ class Trace:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except Error:
+            if kind is None:  # what ends the block is the host's own exception
+                raise
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "armed" if self.armed else "not armed"

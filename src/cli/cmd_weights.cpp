@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "check/weights_audit.h"
@@ -37,6 +39,17 @@ Status NothingCompared(const std::vector<MemoryCheck>& memory, const Options& op
   return Status::BadInput(why + "the first, " + memory[0].name + ", was not: " + memory[0].note);
 }
 
+// kUsage: `file` would replace one that lies where the checkpoint does.
+Status OutsideCheckpoint(const std::string& file, const std::string& checkpoint) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  const auto folder = [&](const fs::path& path) {
+    return fs::is_directory(path, ignored) ? path : path.has_parent_path() ? path.parent_path() : fs::path(".");
+  };
+  if (!fs::exists(file, ignored) || !fs::equivalent(folder(file), folder(checkpoint), ignored)) return {};
+  return Status::Usage("--decode: " + file + " lies beside the checkpoint's files and exists; name another file");
+}
+
 Status Weights(const Options& options, int* exit_code) {
   ASSAY_ASSIGN_OR_RETURN(const auto source, WeightSource::Open(options.checkpoint));
   const auto chosen = [&](const WeightPtr& weight) {
@@ -46,6 +59,7 @@ Status Weights(const Options& options, int* exit_code) {
     return Status::Usage("--only: no weight of " + options.checkpoint + " matches " + options.only);
   }
   if (!options.decode.empty()) {
+    ASSAY_RETURN_IF_ERROR(OutsideCheckpoint(options.decode, options.checkpoint));
     constexpr uint64_t kLimit = uint64_t{64} << 30;
     ASSAY_RETURN_IF_ERROR(ExportDecoded(*source, options.only, kLimit, options.decode));
   }

@@ -13,8 +13,9 @@ namespace assay::cli {
 
 // What is said of a command that left no trace.
 inline constexpr const char* kNothingRecorded =
-    "nothing was recorded: the command opened no recording. It must run torch in a Python that assay attaches to, or "
-    "use the C interface (assay_open) or the Python package (assay.trace)";
+    "nothing was recorded: the command opened no recording. A program with torch is recorded when a profile knows its "
+    "model, or by probes (--probes 'module:*'); others use the C interface (assay_open) or the Python package "
+    "(assay.trace)";
 
 // Settings from the environment, overruled by `knobs` (variable -> value). Left out by both: profile all, and the
 // folder assay-trace-%i. %i is replaced by the next free number, the path is absolute. kUsage: an unknown value, or

@@ -236,6 +236,8 @@ Result<std::vector<std::string>> FindControlFiles(const std::string& target) {
     return Status::BadInput(target + ": neither a trace folder nor the number of a process");
   }
   const int pid = std::atoi(target.c_str());
+  // kill() takes 0 for the caller's own group, and every process descends from it.
+  if (pid == 0) return Status::BadInput(target + ": not the number of a process");
   if (::kill(pid, 0) != 0 && errno == ESRCH) return Status::BadInput("no process " + target);
   for (int member : FamilyOf(pid)) AddMapped(member, &paths);
   std::sort(paths.begin(), paths.end());

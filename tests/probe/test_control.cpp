@@ -124,6 +124,7 @@ TEST_F(Control, AnotherHostsOrEndedOrForeignFileIsRefusedWithItsReason) {
   ASSERT_TRUE(AtomicWriteFile(small, "x").ok());
   EXPECT_EQ(WriteControl(small, true, {}).problem, "no control file");
   EXPECT_FALSE(FindControlFiles(dir_ + "/none").ok());
+  EXPECT_EQ(FindControlFiles("0").status().code(), Code::kBadInput);  // else: everything that records
 }
 
 }  // namespace

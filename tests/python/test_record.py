@@ -1,6 +1,7 @@
 """What record() writes, against torch and NumPy computing the same in float64."""
 
 import array
+import ctypes
 import subprocess
 import sys
 import threading
@@ -180,6 +181,33 @@ def test_buffers_are_read(trace_dir):
     assert (a.dtype, a.shape, a.segments[0].sum) == ("f64", (3,), -1.0)
     assert (b.strides, b.segments[0].sum) == ((2,), 1.5)
     assert (c.dtype, c.segments[0].sum) == ("u8", 3)
+
+
+def test_buffers_without_strides_are_gapless(trace_dir):
+    """ctypes leaves the strides out of what it exports, whatever it is asked for."""
+    rows = ((ctypes.c_float * 3) * 2)((1.0, 2.0, 3.0), (4.0, 5.0, 6.0))
+    with assay.trace(trace_dir) as t:
+        t.record("a", (ctypes.c_double * 4)(1.0, 2.0, 3.0, 4.0))
+        t.record("b", rows)
+        t.record("c", ctypes.c_int32(7))
+    a, b, c = assay.open(trace_dir)
+    assert (a.dtype, a.shape, a.strides, a.segments[0].sum) == ("f64", (4,), (1,), 10.0)
+    assert (b.dtype, b.shape, b.strides, b.segments[0].sum) == ("f32", (2, 3), (3, 1), 21.0)
+    assert (c.dtype, c.shape, c.segments[0].sum) == ("i32", (), 7.0)
+
+
+def test_the_exception_that_ends_the_block_is_the_hosts_own(trace_dir, monkeypatch):
+    def refused(self):
+        close(self)
+        raise assay.MachineError("no space left on device")
+
+    close = assay.Trace.close
+    monkeypatch.setattr(assay.Trace, "close", refused)
+    with pytest.raises(KeyError, match="of the host"), assay.trace(trace_dir) as t:
+        t.record("a", array.array("d", [1.0]))
+        raise KeyError("of the host")
+    with pytest.raises(assay.MachineError), assay.trace(trace_dir / "second"):
+        pass
 
 
 def test_dtype_reinterprets_a_stand_in_of_the_same_width(trace_dir):

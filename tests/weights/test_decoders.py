@@ -233,3 +233,12 @@ def test_reference_runs_float8_like_its_dequantised_twin(tmp_path: pathlib.Path)
         (tmp_path / place).mkdir()
         folder(tmp_path / place, tensors, LLAMA | more)
     assert generated(tmp_path / "b") == generated(tmp_path / "a")
+
+
+def test_checkpoint_is_not_written_over(tmp_path):
+    path = folder(tmp_path, {"a.weight": torch.ones(2, 2)}, {})
+    before = (path / "model.safetensors").read_bytes()
+    argv = [ASSAY, "weights", str(path), "--decode", str(path / "model.safetensors")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "name another file" in done.stderr
+    assert (path / "model.safetensors").read_bytes() == before
