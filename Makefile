@@ -20,7 +20,7 @@ demo: build  ## the story: garbage beside sense, six healthy figures, and the fi
 vllm: build  ## the real vLLM for CPU in .venv-vllm (3.5 GB), to attach to: docs/vllm.md
 	@scripts/setup.sh vllm
 
-test:  ## everything that is checked: C++ and Python tests, corpus replay, real vLLM, sanitizers (about 45 minutes on 2 cores)
+test:  ## everything that is checked: C++ and Python tests, corpus replay, real vLLM, sanitizers (33 minutes on 2 cores)
 	@scripts/test.sh
 
 cases: build  ## reported faults as recordings, judged and scored, into build/cases.json (CASES_SEED, CASES_SIZE)
