@@ -3,10 +3,12 @@
 
 #include "check/check.h"
 #include "small_trace.h"
+#include "verdicts.h"
 
 namespace assay {
 namespace {
 
+using testing::Judge;
 using testing::Noise;
 using testing::SmallTrace;
 
@@ -31,10 +33,7 @@ CheckResult Recorded(size_t row) {
            {.rows = {{a, 0, 3, 0, false}, {b, 3, 1, 5, false}}, .phase = Phase::kMixed});
   t.Record("layers.0.attn.q_latent", "T H c", {1, kHeads, kLatent}, latent,
            {.rows = {{b, 0, 1, 5, false}}, .phase = Phase::kMixed});
-  const auto capture = t.Open();
-  auto result = RunChecks(*capture, {.only = {"absorption"}});
-  EXPECT_TRUE(result.ok()) << result.status().message();
-  return std::move(result).value();
+  return Judge(t, {"absorption"});
 }
 
 TEST(AbsorbedRows, TheDecodedRowIsJudgedByItsOwnQuery) {

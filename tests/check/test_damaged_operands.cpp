@@ -6,20 +6,15 @@
 
 #include "check/check.h"
 #include "small_trace.h"
+#include "verdicts.h"
 
 namespace assay {
 namespace {
 
+using testing::Judge;
 using testing::Noise;
 using testing::SmallTrace;
 using Values = std::vector<float>;
-
-CheckResult Judge(SmallTrace& t, std::vector<std::string> only) {
-  const auto capture = t.Open();
-  auto result = RunChecks(*capture, {.only = std::move(only)});
-  EXPECT_TRUE(result.ok()) << result.status().message();
-  return std::move(result).value();
-}
 
 constexpr int64_t kRows = 5, kHeads = 2, kWidth = 8;
 

@@ -6,19 +6,14 @@
 
 #include "check/check.h"
 #include "small_trace.h"
+#include "verdicts.h"
 
 namespace assay {
 namespace {
 
+using testing::Judge;
 using testing::Noise;
 using testing::SmallTrace;
-
-CheckResult Judge(SmallTrace& t, std::vector<std::string> only) {
-  const auto capture = t.Open();
-  auto result = RunChecks(*capture, {.only = std::move(only)});
-  EXPECT_TRUE(result.ok()) << result.status().message();
-  return std::move(result).value();
-}
 
 // Two requests; the first had one of three drafts accepted, the second all. The step behind drafts one token.
 CheckResult StepBehindDrafts(int64_t advanced) {

@@ -3,10 +3,12 @@
 
 #include "check/check.h"
 #include "small_trace.h"
+#include "verdicts.h"
 
 namespace assay {
 namespace {
 
+using testing::Judge;
 using testing::Noise;
 using testing::SmallTrace;
 
@@ -28,10 +30,7 @@ CheckResult Recorded(size_t row) {
   t.Record("lm_head.weight", "out in", {kVocab, kHidden}, w, {.step = -1, .phase = Phase::kLoad});
   t.Record("final_norm", "T h", {5, kHidden}, x, {.rows = {{a, 0, 3, 0, false}, {b, 3, 2, 0, false}}});
   t.Record("logits", "T vocab", {2, kVocab}, logits, {.rows = {{a, 0, 1, 2, false}, {b, 1, 1, 1, false}}});
-  const auto capture = t.Open();
-  auto result = RunChecks(*capture, {.only = {"linear"}});
-  EXPECT_TRUE(result.ok()) << result.status().message();
-  return std::move(result).value();
+  return Judge(t, {"linear"});
 }
 
 TEST(LogitRows, RowsAreTakenByRequestAndPosition) {

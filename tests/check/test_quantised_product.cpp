@@ -7,10 +7,12 @@
 
 #include "check/check.h"
 #include "small_trace.h"
+#include "verdicts.h"
 
 namespace assay {
 namespace {
 
+using testing::Judge;
 using testing::Noise;
 using testing::SmallTrace;
 
@@ -53,10 +55,7 @@ CheckResult Recorded(const Decode& decode, std::string_view quant = "gptq_v2") {
   const std::vector<RowRun> rows = {{a, 0, 8, 0, false}, {b, 8, 6, 0, false}};
   t.Record("layers.3.mlp.act", "T f", {kRows, kIn}, x, {.rows = rows});
   t.Record("layers.3.mlp.down", "T h", {kRows, kOut}, y, {.rows = rows});
-  const auto capture = t.Open();
-  auto result = RunChecks(*capture, {.only = {"linear"}});
-  EXPECT_TRUE(result.ok()) << result.status().message();
-  return std::move(result).value();
+  return Judge(t, {"linear"});
 }
 
 void ExpectFault(const CheckResult& r, std::string_view cls,

@@ -5,10 +5,12 @@
 
 #include "check/check.h"
 #include "small_trace.h"
+#include "verdicts.h"
 
 namespace assay {
 namespace {
 
+using testing::Judge;
 using testing::Noise;
 using testing::SmallTrace;
 
@@ -60,18 +62,11 @@ void RecordStep(SmallTrace* t, int64_t step, RowRun run, const Kernel& kernel) {
             {.rows = rows, .step = step, .strides = {24, kRope, 1}, .meta = {kTheta, kPairing}});
 }
 
-CheckResult Checked(SmallTrace* t) {
-  const auto capture = t->Open();
-  auto result = RunChecks(*capture, {.only = {"rotation"}});
-  EXPECT_TRUE(result.ok()) << result.status().message();
-  return std::move(result).value();
-}
-
 CheckResult Recorded(int64_t q_stride, int64_t q_heads, int64_t k_stride, int64_t first_position = 0) {
   SmallTrace t;
   const uint64_t request = t.Request(std::vector<int64_t>(64, 7));
   RecordStep(&t, 0, {request, 0, kRows, first_position, false}, {q_stride, q_heads, k_stride});
-  return Checked(&t);
+  return Judge(t, {"rotation"});
 }
 
 TEST(RopeWalk, RightStridesHaveNoFinding) {
@@ -118,7 +113,7 @@ TEST(RopeWalk, StepTooShortToShowTheStrideIsExplainedByALongerOne) {
   const Kernel kernel{.k_stride = kRope};
   RecordStep(&t, 0, {a, 0, 3, 0, false}, kernel);
   RecordStep(&t, 1, {b, 0, kRows, 0, false}, kernel);
-  const CheckResult r = Checked(&t);
+  const CheckResult r = Judge(t, {"rotation"});
   ASSERT_EQ(r.findings.size(), 1U);
   EXPECT_EQ(r.findings[0].cls, fault_class::kStride);
   EXPECT_EQ(r.findings[0].constant_value, kRope);
