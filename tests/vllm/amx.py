@@ -5,13 +5,8 @@ import sys
 import types
 
 import torch
-from chunks import BLOCK, HEADS, LATENT, MODEL, NOPE, ROPE, VALUE
+from chunks import BLOCK, HEADS, LATENT, NOPE, ROPE, VALUE, mla_layer
 from vllm import _custom_ops
-from vllm.config import set_current_vllm_config
-from vllm.distributed.parallel_state import init_distributed_environment, initialize_model_parallel
-from vllm.engine.arg_utils import EngineArgs
-from vllm.model_executor.layers.attention.mla_attention import MLAAttention
-from vllm.model_executor.layers.linear import ColumnParallelLinear
 from vllm.v1.attention.backends.mla.amx_mla import AMXMLABackend
 
 CONTEXT, NEW = 6, 3
@@ -48,16 +43,7 @@ def main() -> None:
     torch.manual_seed(1)
     _custom_ops.bmm_cpu, _custom_ops.amx_mla_concat_and_cache = bmm, write
     _custom_ops.cpu_mla_decode, _custom_ops.cpu_mla_extend = decode, extend
-    config = EngineArgs(model=str(MODEL), enforce_eager=True, max_model_len=512).create_engine_config()
-    with set_current_vllm_config(config):
-        init_distributed_environment(1, 0, f"file://{sys.argv[1]}", 0, "gloo")
-        initialize_model_parallel(1, 1)
-        kv_b = ColumnParallelLinear(LATENT, HEADS * (NOPE + VALUE), bias=False, params_dtype=torch.bfloat16)
-        torch.nn.init.normal_(kv_b.weight, std=0.04)
-        layer = MLAAttention(
-            HEADS, (NOPE + ROPE) ** -0.5, NOPE, ROPE, VALUE, 128, LATENT, kv_b, attn_backend=AMXMLABackend,
-            cache_config=config.cache_config, prefix="model.layers.1.self_attn.attn",
-        )  # fmt: skip
+    _, layer, kv_b = mla_layer(sys.argv[1], attn_backend=AMXMLABackend)
     up = kv_b.weight.detach().view(HEADS, NOPE + VALUE, LATENT)
     layer.impl._w_uk_packed = up[:, :NOPE].transpose(1, 2).contiguous()  # [H, latent, nope], not packed
     layer.impl._w_uv_packed = up[:, NOPE:].contiguous()  # [H, value, latent]

@@ -6,7 +6,7 @@ import sys
 import types
 
 import torch
-from vllm.config import set_current_vllm_config
+from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed.parallel_state import init_distributed_environment, initialize_model_parallel
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.layers.attention.mla_attention import MLAAttention, MLACommonPrefillMetadata
@@ -37,18 +37,25 @@ def context_chunk(index: int, start: int, end: int) -> "MLACommonPrefillMetadata
     )
 
 
-def main() -> None:
-    torch.manual_seed(1)
+def mla_layer(rendezvous: str, **options) -> tuple[VllmConfig, MLAAttention, ColumnParallelLinear]:
+    """vLLM's layer outside an engine, its kv_b_proj of random weights; the process is a group of one by the file."""
     config = EngineArgs(model=str(MODEL), enforce_eager=True, max_model_len=512).create_engine_config()
     with set_current_vllm_config(config):
-        init_distributed_environment(1, 0, f"file://{sys.argv[1]}", 0, "gloo")
+        init_distributed_environment(1, 0, f"file://{rendezvous}", 0, "gloo")
         initialize_model_parallel(1, 1)
         kv_b = ColumnParallelLinear(LATENT, HEADS * (NOPE + VALUE), bias=False, params_dtype=torch.bfloat16)
         torch.nn.init.normal_(kv_b.weight, std=0.04)
         layer = MLAAttention(
             HEADS, (NOPE + ROPE) ** -0.5, NOPE, ROPE, VALUE, 128, LATENT, kv_b,
-            cache_config=config.cache_config, prefix="model.layers.1.self_attn.attn",
+            cache_config=config.cache_config, prefix="model.layers.1.self_attn.attn", **options,
         )  # fmt: skip
+    return config, layer, kv_b
+
+
+def main() -> None:
+    torch.manual_seed(1)
+    config, layer, kv_b = mla_layer(sys.argv[1])
+    with set_current_vllm_config(config):
         kv_b.quant_method.process_weights_after_loading(kv_b)
 
     def random(*shape: int) -> torch.Tensor:
