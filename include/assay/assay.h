@@ -269,7 +269,7 @@ ASSAY_API int assay_open(const assay_options* options, assay_trace** trace, assa
 
 /* Writes coverage and drop counts, closes the file and frees the handle; *trace becomes NULL. NULL is allowed. With
  * ASSAY_STRICT=on: ASSAY_ERROR_USAGE when a pattern matched no site, ASSAY_ERROR_ENVIRONMENT when something was
- * dropped. */
+ * dropped. Without it, ASSAY_ERROR_ENVIRONMENT when the disk takes no more. The handle is gone in any case. */
 ASSAY_API int assay_close(assay_trace** trace, assay_error* error);
 
 /* 1 while observations are wanted: one relaxed atomic load. trace: from assay_open, not NULL. */

@@ -18,9 +18,9 @@ from typing import Any, Literal, NamedTuple
 
 from . import _library
 from ._dtypes import BITS, NAMES, dtype_number, phase_number
-from ._errors import Error, UsageError
+from ._errors import Error, MachineError, UsageError
 from ._library import c_text
-from ._settings import NO_ENVIRONMENT, Value, assignments
+from ._settings import NO_ENVIRONMENT, Value, assignments, settings
 from ._tensor import locate
 
 BEFORE_INPLACE = 1
@@ -72,7 +72,9 @@ def _integers(values: Any, kind: Any) -> tuple[Any, int, object]:
         where = locate(values)
         if len(where.shape) != 1:
             raise UsageError(f"expected a row of integers, got an array of shape {where.shape}")
-        if NAMES[where.dtype] in ("i64", "u64") and where.strides in (None, (1,)):
+        own = "u64" if kind is c_uint64 else "i64"
+        same = NAMES[where.dtype] == own or (own == "u64" and NAMES[where.dtype] == "i64")  # keys, signed: as below
+        if same and where.strides in (None, (1,)):
             return c_void_p(where.data + 8 * where.offset), where.shape[0], where
         values = values.tolist()
     values = list(values)
@@ -81,7 +83,7 @@ def _integers(values: Any, kind: Any) -> tuple[Any, int, object]:
     numbers = [index(v) for v in values]  # a float is refused, not cut
     for number in numbers:
         if not low <= number <= high:
-            raise UsageError(f"{number} does not fit into 64 bits")
+            raise UsageError(f"{number} does not fit; expected {low} to {high}")
     array = (kind * len(numbers))(*[n & mask for n in numbers])
     return ctypes.cast(array, c_void_p), len(numbers), array
 
@@ -151,6 +153,8 @@ class Trace:
         self._calls: deque[None] = deque()
         error = _library.CError()
         _library.check(self._library.assay_open(byref(options), byref(self._handle), byref(error)), error)
+        # Asked now: close() comes when the environment may be another.
+        self._strict = settings(environment=environment, **knobs).get("ASSAY_STRICT") == "on"
         self._armed = c_uint32.from_address(self._handle.value or 0)
         self._live = c_void_p(self._handle.value)  # for calls that are not in _calls; NULL before the handle goes
         _open_traces.append(self)
@@ -452,15 +456,32 @@ class Trace:
     # ---- end
 
     def close(self) -> None:
-        """Writes coverage and drop counts and closes the file. With strict=True: UsageError when a pattern matched no
-        site, MachineError when something was dropped. Safe to call twice."""
+        """Writes coverage and drop counts and closes the file. Safe to call twice.
+
+        With strict=True: UsageError when a pattern matched no site, MachineError when something was dropped. Else a disk
+        that takes no more is no exception: an AssayWarning, or with errors="count" nothing; drops() has the count.
+        """
+        problem = self._end()
+        if problem is None:
+            return
+        if self._strict or not isinstance(problem, MachineError):
+            raise problem
+        if self._errors != "count":
+            warnings.warn(f"{problem}", AssayWarning, stacklevel=2)
+
+    def _end(self) -> Error | None:
+        """Closes whatever happens; the first thing that went wrong. None when closed before."""
+        problem: Error | None = None
         with _close_lock:
             if self._closed:
-                return
+                return None
             for (name, reason), count in self._lost.items():
                 if count == 0:
                     continue  # the library notes its own
-                self._call("assay_coverage", _printable(name), b"dropped", count, _printable(reason))
+                try:
+                    self._call("assay_coverage", _printable(name), b"dropped", count, _printable(reason))
+                except Error as refused:
+                    problem = problem or refused
             self._closed = True
         while self._calls:
             time.sleep(0.001)  # a record of another thread is under way
@@ -471,7 +492,13 @@ class Trace:
         counts = _library.CDropCounts(struct_size=ctypes.sizeof(_library.CDropCounts))
         if self._library.assay_drops(self._handle, byref(counts), None) == 0:
             self._final_counts = counts
-        _library.check(self._library.assay_close(byref(self._handle), byref(error)), error)
+        try:
+            _library.check(self._library.assay_close(byref(self._handle), byref(error)), error)
+        except Error as refused:
+            problem = problem or refused
+        if problem is None and counts.disk_full:
+            problem = MachineError(f"the disk takes no more: {counts.disk_full} observation(s) are not in the trace")
+        return problem
 
     def __enter__(self) -> Trace:
         return self

@@ -67,6 +67,14 @@ Status ReadRows(const assay_event& event, OwnedObservation* out) {
       return Status::Usage("assay_event.n_rows is " + std::to_string(event.n_rows) +
                            ", expected the extent of the row axis, at most " + std::to_string(longest));
     }
+    // Another negative number would become padding in silence: mostly an unsigned one, or an index of the host's own.
+    for (uint64_t i = 0; event.row_positions != nullptr && i < event.n_rows; ++i) {
+      if (event.row_positions[i] < -1) {
+        return Status::Usage("assay_event.row_positions[" + std::to_string(i) + "] is " +
+                             std::to_string(event.row_positions[i]) +
+                             ", expected a position from 0, or -1 for a padding row");
+      }
+    }
     out->runs = RunsFromRows(event.row_requests, event.row_positions, static_cast<int64_t>(event.n_rows));
     for (const RowRun& run : out->runs) {
       if (run.first_position > INT64_MAX - run.n_rows) {

@@ -2,9 +2,11 @@
 
 import array
 import ctypes
+import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import assay
 import ml_dtypes
@@ -395,8 +397,6 @@ def test_module_record_uses_the_trace_opened_last(trace_dir):
 def test_environment_alone_records_a_script(tmp_path):
     script = "import assay, numpy as np\nassay.record('logits', np.ones((2, 3)), step=1)\n"
     code = "import sys; sys.path.insert(0, sys.argv[1]); exec(sys.argv[2])"
-    import os
-
     environment = {**os.environ, "ASSAY": "all", "ASSAY_DIR": str(tmp_path / "t")}
     python = os.path.join(os.path.dirname(os.path.dirname(assay.__file__)))
     subprocess.run([sys.executable, "-c", code, python, script], env=environment, check=True)
@@ -428,8 +428,6 @@ def test_threads_record_while_the_trace_closes(trace_dir):
 
 
 def test_forked_child_records_into_its_own_file(trace_dir):
-    import os
-
     with assay.trace(trace_dir) as t:
         t.record("a", np.ones(2))
         child = os.fork()
@@ -454,6 +452,46 @@ def test_strict_close_raises(trace_dir, tmp_path):
     t.close()  # twice is fine
     with pytest.raises(assay.MachineError):
         assay.trace("/proc/nowhere/trace")
+
+
+FULL_DISK = """
+import sys, warnings
+import numpy as np
+import assay
+
+folder, errors, strict = sys.argv[1:]
+trace = assay.trace(folder + "/trace", level="payload", errors=errors, strict=strict == "strict")
+for i in range(400):
+    trace.record("layers.0.out", np.full((64, 64), i, np.float32))
+if errors == "count":  # not even notes can be written
+    with open(folder + "/rest", "wb", buffering=0) as rest, __import__("contextlib").suppress(OSError):
+        while True:
+            rest.write(bytes(4096))
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    try:
+        trace.close()
+        print("closed", trace.drops().disk_full > 0, [w.category.__name__ for w in said])
+    except assay.MachineError:
+        print("MachineError")
+assert assay.current() is None
+"""
+
+
+@pytest.mark.parametrize(
+    ("errors", "strict", "outcome"),
+    [
+        ("raise", "", "closed True ['AssayWarning']"),
+        ("count", "", "closed True []"),
+        ("raise", "strict", "MachineError"),
+    ],
+)
+def test_a_full_disk_is_an_exception_at_close_only_when_strict(tmp_path, errors, strict, outcome):
+    command = ["unshare", "-rm", "sh", "-c", f'mount -t tmpfs -o size=1m none {tmp_path} && exec "$@"', "sh"]
+    command += [sys.executable, "-c", FULL_DISK, str(tmp_path), errors, strict]
+    environment = {**os.environ, "PYTHONPATH": str(Path(assay.__file__).parents[1])}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.stdout.strip() == outcome, done.stderr
 
 
 def test_ring_is_written_on_a_nan(trace_dir):
@@ -484,6 +522,10 @@ WRONG_FIELDS = [
     {"row_requests": "ab", "row_positions": [0, 1]},
     {"row_positions": [0.5, 1.5]},
     {"row_positions": [0, 1 << 63]},
+    {"row_positions": [0, -2]},
+    {"row_positions": np.array([0, -2])},
+    {"row_positions": np.array([0, (1 << 64) - 1], np.uint64)},
+    {"row_positions": np.array([0, 1 << 63], np.uint64)},
     {"row_positions": 5},
     {"runs": [(0, 0, -1, 0)]},
     {"runs": [(0, -1, 2, 0)]},

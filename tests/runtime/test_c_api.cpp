@@ -169,6 +169,25 @@ TEST_F(CApi, RowPositionsBeyondTheLastNumberAreRefused) {
   EXPECT_NE(std::string(error_.message).find("row_positions"), std::string::npos) << error_.message;
 }
 
+// An unsigned position above 2^63 arrives as a negative one, and would be a padding row in silence.
+TEST_F(CApi, NegativeRowPositionOtherThanPaddingIsRefusedAndCounted) {
+  ASSERT_EQ(Open(), ASSAY_OK) << error_.message;
+  const uint64_t large[] = {0, (uint64_t{1} << 63) + 5, 1};
+  shape_[0] = 3;
+  shape_[1] = 4;
+  event_.name = "layers.0.out";
+  event_.axes = "T h";
+  event_.row_positions = reinterpret_cast<const int64_t*>(large);
+  event_.n_rows = 3;
+  EXPECT_EQ(assay_record(trace_, &event_, &error_), ASSAY_ERROR_USAGE);
+  EXPECT_NE(std::string(error_.message).find("row_positions[1] is -9223372036854775803"), std::string::npos)
+      << error_.message;
+  assay_drop_counts counts = assay_drop_counts_init();
+  ASSERT_EQ(assay_drops(trace_, &counts, &error_), ASSAY_OK);
+  EXPECT_EQ(counts.internal, 1u);
+  EXPECT_EQ(counts.recorded, 0u);
+}
+
 TEST(RowRuns, WithoutPositionsEachStretchCountsFromZero) {
   const uint64_t requests[] = {7, 7, 9, 7};
   const std::vector<RowRun> runs = RunsFromRows(requests, nullptr, 4);

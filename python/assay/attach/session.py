@@ -465,9 +465,8 @@ class Session:
                 self._note(probe.label, "not found", 0, probe.detail)
         for (what, problem), count in self._failures.items():
             self._note(what, "failed", count, problem)
-        try:
-            self._trace.close()
-        except Error as problem:
+        problem = self._trace._end()
+        if problem is not None:
             say(str(problem))
 
     def _after_fork(self) -> None:
