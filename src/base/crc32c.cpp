@@ -30,11 +30,14 @@ constexpr Tables MakeTables() {
   return t;
 }
 
+// 8 KiB, made at compile time: nothing runs before the first checksum.
 constexpr Tables kTables = MakeTables();
 
 // Slicing by eight: one look-up a byte, all eight of a word independent of each other. crc here, as in ExtendSse42,
 // is the raw register; the public functions invert it before and after.
 uint32_t ExtendTable(uint32_t crc, const unsigned char* p, size_t n) {
+  // The register goes into the word's first four bytes in memory, which are its low ones on a little-endian machine
+  // only; elsewhere the byte loop does everything.
   if constexpr (std::endian::native == std::endian::little) {
     for (; n >= 8; n -= 8, p += 8) {
       uint64_t word;
@@ -57,6 +60,7 @@ __attribute__((target("sse4.2"))) uint32_t ExtendSse42(uint32_t crc, const unsig
     std::memcpy(&word, p, 8);
     wide = _mm_crc32_u64(wide, word);
   }
+  // The instruction keeps the upper half of its 64-bit register zero.
   crc = static_cast<uint32_t>(wide);
   for (; n > 0; --n, ++p) crc = _mm_crc32_u8(crc, *p);
   return crc;

@@ -39,6 +39,7 @@ Status ErrnoStatus(const std::string& path, std::string_view what, int error) {
   return Status::Environment(std::move(message));
 }
 
+// stat and not lstat: a link counts as what it points to, a dangling one as absent.
 bool FileExists(const std::string& path) {
   struct stat info;
   return ::stat(path.c_str(), &info) == 0;
@@ -63,6 +64,7 @@ Status MakeDirs(const std::string& path) {
   return {};
 }
 
+// readdir has no order of its own; sorted, a folder of traces reads the same on every machine and file system.
 Result<std::vector<std::string>> ListDir(const std::string& dir) {
   DIR* handle = ::opendir(dir.c_str());
   if (handle == nullptr) return ErrnoStatus(dir, "cannot list the folder", errno);
@@ -89,6 +91,7 @@ Result<std::string> ReadFile(const std::string& path, uint64_t limit_bytes) {
     return Status::BadInput(path + ": " + std::to_string(size_bytes) + " bytes, more than the " +
                             std::to_string(limit_bytes) + " that are read at once");
   }
+  // The limit has been asked: a size from fstat is backed by the file or, if sparse, still below limit_bytes.
   std::string content(size_bytes, '\0');
   size_t done = 0;
   while (done < content.size()) {
@@ -115,6 +118,7 @@ int WriteAll(int fd, const void* data, size_t size_bytes) {
   return 0;
 }
 
+// The soft limit, which is the one that the kernel enforces; one that cannot be asked for counts as none.
 uint64_t FileSizeLimit() {
   rlimit limit;
   if (::getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return UINT64_MAX;
@@ -125,10 +129,13 @@ uint64_t FileSizeLimit() {
 // can be made again.
 Status AtomicWriteFile(const std::string& path, std::string_view content) {
   if (content.size() > FileSizeLimit()) return ErrnoStatus(path, "cannot write", EFBIG);
+  // Beside the target: rename is atomic inside one file system only. O_EXCL: two writers never share the temporary
+  // file.
   const std::string temporary = path + ".tmp-" + Hex64(RandomBits());
   FileDescriptor fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
   if (!fd.valid()) return ErrnoStatus(temporary, "cannot create", errno);
   int error = WriteAll(fd.get(), content.data(), content.size());
+  // close reports what a network file system could not store; the destructor would lose that.
   if (error == 0 && ::close(fd.release()) != 0) error = errno;
   if (error == 0 && ::rename(temporary.c_str(), path.c_str()) != 0) error = errno;
   if (error != 0) {

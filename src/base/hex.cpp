@@ -5,6 +5,7 @@ namespace {
 
 constexpr char kDigits[] = "0123456789abcdef";
 
+// Value of a digit of either case, -1 for any other byte; ASCII, so no locale decides.
 int Digit(char c) {
   if (c >= '0' && c <= '9') return c - '0';
   if (c >= 'a' && c <= 'f') return c - 'a' + 10;
@@ -30,6 +31,7 @@ std::string Hex64(uint64_t value) {
   return text;
 }
 
+// Halves the length of the text instead of doubling size_bytes, which could wrap.
 bool HexDecode(std::string_view text, void* out, size_t size_bytes) {
   if (text.size() / 2 != size_bytes || text.size() % 2 != 0) return false;
   auto* bytes = static_cast<unsigned char*>(out);

@@ -24,6 +24,8 @@ size_t Utf8Length(std::string_view s) {
   return length;
 }
 
+// Escapes what JSON demands (quote, backslash, control bytes below 0x20) and nothing else; a byte that starts no valid
+// sequence becomes U+FFFD by itself, so the text behind it is found again.
 void AppendQuoted(std::string_view value, std::string* out) {
   out->push_back('"');
   while (!value.empty()) {
@@ -64,6 +66,8 @@ void JsonWriter::NewLine() {
   text_.append(static_cast<size_t>(2 * depth_), ' ');
 }
 
+// What stands before a key or a value: nothing right behind a key (the colon is written) and at the top level, else a
+// comma unless it is the first of its bracket, and a new line.
 void JsonWriter::Separate() {
   if (after_key_) {
     after_key_ = false;
@@ -82,6 +86,7 @@ void JsonWriter::Open(char bracket) {
   first_ = true;
 }
 
+// An empty bracket stays on one line: "[]". What encloses it is no longer empty, hence first_ = false.
 void JsonWriter::Shut(char bracket) {
   --depth_;
   if (!first_) NewLine();
@@ -114,6 +119,7 @@ void JsonWriter::UInt(uint64_t value) {
 
 void JsonWriter::Double(double value) {
   Separate();
+  // NaN alone differs from itself, and only a finite value minus itself is 0.
   if (value != value) {
     text_.append("\"NaN\"");
   } else if (value - value != 0) {

@@ -28,6 +28,8 @@ Result<MappedFile> MappedFile::Open(const std::string& path) {
   file.path_ = path;
   const size_t size_bytes = static_cast<size_t>(info.st_size);
   if (size_bytes > 0) {
+    // mmap refuses a length of 0, so an empty file has no mapping. MAP_SHARED: bytes that a writer puts into the mapped
+    // range later (a trace that is being recorded) are seen. The descriptor may be closed, the mapping stays.
     void* data = ::mmap(nullptr, size_bytes, PROT_READ, MAP_SHARED, fd.get(), 0);
     if (data == MAP_FAILED) return ErrnoStatus(path, "cannot map", errno);
     file.data_ = static_cast<const std::byte*>(data);
@@ -52,6 +54,7 @@ MappedFile::~MappedFile() {
 uint64_t MappedFile::FirstNonZero(uint64_t from) const {
   const FileDescriptor fd(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!fd.valid()) return size_bytes_;
+  // Bounded, whatever the size of the file; large enough that the system calls do not count.
   std::vector<unsigned char> buffer(256 * 1024);
   while (from < size_bytes_) {
     const off_t data = ::lseek(fd.get(), static_cast<off_t>(from), SEEK_DATA);
@@ -59,6 +62,7 @@ uint64_t MappedFile::FirstNonZero(uint64_t from) const {
     // SEEK_DATA is refused by some file systems (EINVAL); every byte is then read.
     if (data > 0) from = static_cast<uint64_t>(data);
     const ssize_t got = ::pread(fd.get(), buffer.data(), buffer.size(), static_cast<off_t>(from));
+    // 0: the file was cut off below `from` meanwhile.
     if (got <= 0) return size_bytes_;
     for (ssize_t i = 0; i < got; ++i) {
       if (buffer[static_cast<size_t>(i)] != 0) return from + static_cast<uint64_t>(i);

@@ -28,6 +28,7 @@ void ParallelFor(int64_t n, int threads, const std::function<void(int64_t)>& bod
       body(i);
     }
   };
+  // The caller works too, so one thread less is started; never more threads than there are calls to make.
   const int64_t helpers = std::min<int64_t>(threads, n) - 1;
   std::vector<std::thread> pool;
   try {

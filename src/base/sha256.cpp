@@ -34,6 +34,7 @@ uint32_t LoadBigEndian(const unsigned char* p) {
 // Four rounds an iteration; the state is kept in the order ABEF, CDGH that the instructions want.
 __attribute__((target("sha,sse4.1,ssse3"))) void BlocksSha(uint32_t state[8], const unsigned char* data,
                                                            size_t n_blocks) {
+  // Reverses the four bytes of each 32-bit word: the message's words are big-endian.
   const __m128i swap = _mm_set_epi64x(0x0c0d0e0f08090a0bLL, 0x0405060700010203LL);
   __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(state));       // a b c d
   __m128i high = _mm_loadu_si128(reinterpret_cast<const __m128i*>(state + 4));  // e f g h
@@ -42,8 +43,10 @@ __attribute__((target("sha,sse4.1,ssse3"))) void BlocksSha(uint32_t state[8], co
   __m128i abef = _mm_alignr_epi8(low, high, 8);
   __m128i cdgh = _mm_blend_epi16(high, low, 0xf0);
   for (; n_blocks > 0; --n_blocks, data += 64) {
+    // Step 4 of section 6.2.2 adds the chaining value from before the block to the working variables.
     const __m128i abef_before = abef;
     const __m128i cdgh_before = cdgh;
+    // The last 16 words of the message schedule, four a register, as a ring: w[i & 3] holds words 4i to 4i + 3.
     __m128i w[4];
     for (int i = 0; i < 4; ++i) {
       w[i] = _mm_shuffle_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(data + 16 * i)), swap);
@@ -51,6 +54,8 @@ __attribute__((target("sha,sse4.1,ssse3"))) void BlocksSha(uint32_t state[8], co
     for (int i = 0; i < 16; ++i) {
       const __m128i now = w[i & 3];
       const __m128i sum = _mm_add_epi32(now, _mm_load_si128(reinterpret_cast<const __m128i*>(kRound + 4 * i)));
+      // Two rounds each, from the low and then the high half of the sum. The result holds the new A, B, E, F, and the
+      // old ones are the new C, D, G, H: so the two registers change their parts instead of being moved.
       cdgh = _mm_sha256rnds2_epu32(cdgh, abef, sum);
       abef = _mm_sha256rnds2_epu32(abef, cdgh, _mm_shuffle_epi32(sum, 0x0e));
       if (i < 12) {  // words 4(i+4) .. 4(i+4)+3 of the message schedule
@@ -107,6 +112,7 @@ void Sha256BlocksPortable(uint32_t state[8], const unsigned char* data, size_t n
 
 void Sha256Blocks(uint32_t state[8], const unsigned char* data, size_t n_blocks) {
 #if defined(__x86_64__)
+  // Asked at the first call, as in crc32c.cpp: no static initialiser in a library that is loaded into hosts.
   static const bool has_sha = HasSha();
   if (has_sha) return BlocksSha(state, data, n_blocks);
 #endif
@@ -122,6 +128,7 @@ void Sha256::Reset() {
   total_bytes_ = 0;
 }
 
+// A begun block is filled first, then whole blocks are hashed where they lie, without a copy; the rest waits in block_.
 void Sha256::Update(const void* data, size_t size_bytes) {
   const auto* p = static_cast<const unsigned char*>(data);
   total_bytes_ += size_bytes;

@@ -136,12 +136,15 @@ Status ReadValue(Cursor* in, GgufValue* value) {
   value->raw = in->here();
   const uint64_t start = in->at();
   if (value->type == GgufType::kString) {
+    // A forged count ends at the file's end: no memory is taken for the strings, and texts() finds them again.
     for (uint64_t i = 0; i < value->count; ++i) {  // each takes 8 bytes of the file at least
       std::string_view text;
       ASSAY_RETURN_IF_ERROR(in->ReadText(&text, "string"));
     }
   } else {
     const uint64_t each = ElementBytes(value->type);
+    // Divided instead of multiplied: count * each may overflow. each is not 0, as strings and arrays were taken out
+    // above.
     if (value->count > in->left() / each) {
       return in->Fault("array \"" + value->key + "\" of " + std::to_string(value->count) +
                        " elements ends beyond the file");
@@ -282,6 +285,7 @@ Result<GgufFile> ParseGguf(const std::byte* data, uint64_t size_bytes, const std
   uint64_t n_tensors = 0, n_pairs = 0;
   ASSAY_RETURN_IF_ERROR(in.Read(&n_tensors, "number of tensors"));
   ASSAY_RETURN_IF_ERROR(in.Read(&n_pairs, "number of pairs"));
+  // A first bound from the smallest entry that the grammar allows; the entries themselves are bounded one by one below.
   if (n_tensors > in.left() / kMinTensorBytes || n_pairs > in.left() / kMinPairBytes) {
     return in.FaultAt(8, "counts of " + std::to_string(n_tensors) + " tensors and " + std::to_string(n_pairs) +
                              " pairs do not fit the file of " + std::to_string(size_bytes) + " bytes");
@@ -320,6 +324,8 @@ Result<GgufFile> ParseGguf(const std::byte* data, uint64_t size_bytes, const std
   const uint64_t data_start = (in.at() + alignment - 1) / alignment * alignment;
   for (size_t i = 0; i < parsed.tensors.size(); ++i) {
     GgufTensor& tensor = parsed.tensors[i];
+    // Each subtraction is safe only because the test before it held: data_start <= size, then offset <= size -
+    // data_start. Tensors may overlap as far as this reader is concerned: nothing is written through them.
     if (offsets[i] % alignment != 0 || data_start > size_bytes || offsets[i] > size_bytes - data_start ||
         tensor.size_bytes > size_bytes - data_start - offsets[i]) {
       return in.FaultAt(data_start, "tensor \"" + tensor.name + "\": " + std::to_string(tensor.size_bytes) +
@@ -330,6 +336,7 @@ Result<GgufFile> ParseGguf(const std::byte* data, uint64_t size_bytes, const std
     tensor.file_offset = data_start + offsets[i];
     tensor.data = data + tensor.file_offset;
   }
+  // Offsets were paired with tensors by index, so sorting waits until they are used up.
   std::sort(parsed.tensors.begin(), parsed.tensors.end(),
             [](const GgufTensor& a, const GgufTensor& b) { return a.name < b.name; });
   return parsed;

@@ -109,12 +109,14 @@ class Builder final : public nlohmann::json_sax<Json> {
     return &members.back().second;
   }
 
+  // Null, a Boolean, a number or a string; never fails.
   template <class V>
   bool Add(V&& value) {
     Place(Json(std::forward<V>(value)));
     return true;
   }
 
+  // The depth is bounded here, before the parser's and WriteJson's recursion could meet a deeper document.
   bool Open(Json empty) {
     if (open_.size() >= static_cast<size_t>(kMaxJsonDepth)) {
       return Fail("nested deeper than " + std::to_string(kMaxJsonDepth) + " levels");
@@ -146,6 +148,7 @@ bool HasNonFinite(const Json& json) {
   return false;
 }
 
+// Recursion is as deep as the document: built by us, or read with at most kMaxJsonDepth levels.
 void MendNonFinite(Json* json) {
   if (json->is_number_float()) *json = JsonNumber(json->get<double>());
   if (json->is_structured()) {
@@ -158,11 +161,13 @@ void MendNonFinite(Json* json) {
 Result<Json> ParseJson(std::string_view text, std::string_view what, uint64_t base_offset) {
   Json root;
   Builder builder(&root);
+  // Moves with the copies of the iterator that the lexer makes, which is why it lives out here.
   const char* reached = text.data();
   const char* end = text.data() + text.size();
   bool parsed = false;
   std::string failure;
   try {
+    // The SAX interface returns false at a fault and does not throw for one.
     parsed = Json::sax_parse(TrackedPointer(text.data(), &reached), TrackedPointer(end, &reached), &builder);
   } catch (const std::exception& e) {  // out of memory
     failure = e.what();

@@ -22,6 +22,7 @@ namespace {
 
 constexpr uint64_t kMaxIndexBytes = 256u << 20;  // an index of a million tensors has about 100 MB
 
+// A row a dtype of the format; bits is that of one element, kept here as dtype.h has it for all of assay's types.
 struct DTypeName {
   std::string_view name;
   DType dtype;
@@ -59,6 +60,7 @@ const DTypeName* FindDType(std::string_view name) {
   return nullptr;
 }
 
+// nullptr: a type that the format cannot store.
 const DTypeName* FindDType(DType dtype) {
   for (const DTypeName& d : kDTypes) {
     if (d.dtype == dtype) return &d;
@@ -73,6 +75,8 @@ std::optional<uint64_t> SizeBytes(const std::vector<int64_t>& shape, uint64_t bi
   for (const int64_t d : shape) {
     if (d < 0) return std::nullopt;
     if (d == 0) zero = true;
+    // The shape [2^40, 2^40, 0] is empty and legal, so a 0 ends the multiplication: sizes in front of it may still
+    // overflow, which is refused.
     if (!zero && __builtin_mul_overflow(total_bits, static_cast<uint64_t>(d), &total_bits)) return std::nullopt;
   }
   if (zero) return 0;
@@ -80,6 +84,7 @@ std::optional<uint64_t> SizeBytes(const std::vector<int64_t>& shape, uint64_t bi
   return total_bits / 8;
 }
 
+// "[2, 3]", for messages.
 std::string ShapeText(const std::vector<int64_t>& shape) {
   std::string text = "[";
   for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
@@ -159,6 +164,7 @@ Status CheckTiling(const std::vector<CheckpointTensor>& tensors, const std::stri
                    uint64_t data_bytes) {
   std::vector<const CheckpointTensor*> order;
   for (const CheckpointTensor& t : tensors) order.push_back(&t);
+  // Empty tensors share the offset of what follows them and must come first, hence the size as second key.
   std::sort(order.begin(), order.end(), [](const CheckpointTensor* a, const CheckpointTensor* b) {
     return std::pair(a->file_offset, a->size_bytes) < std::pair(b->file_offset, b->size_bytes);
   });
@@ -216,6 +222,7 @@ Result<SafetensorsFile> ParseSafetensors(const std::byte* data, uint64_t size_by
                             " at offset 0 is above the limit of " + std::to_string(kMaxSafetensorsHeader) +
                             " (not a safetensors file?)");
   }
+  // size_bytes >= 8 was asked above: the subtraction cannot wrap, and 8 + header_bytes stays inside the file.
   if (header_bytes > size_bytes - 8) {
     return Status::BadInput(file + ": header of " + std::to_string(header_bytes) +
                             " bytes at offset 8 ends beyond the file of " + std::to_string(size_bytes) + " bytes");
@@ -266,6 +273,7 @@ struct Checkpoint::Impl {
     const std::string folder = slash == std::string::npos ? "" : index_path.substr(0, slash + 1);
     using Index = std::map<std::string, std::string>;
     ASSAY_ASSIGN_OR_RETURN(const Index index, ReadIndex(index_path));
+    // A shard is opened once, however many tensors it holds.
     std::set<std::string> shards;
     for (const auto& [name, shard] : index) shards.insert(shard);
     for (const std::string& shard : shards) {
@@ -360,6 +368,8 @@ Status WriteSafetensors(const std::string& path, const std::vector<CheckpointTen
     offset += t.size_bytes;
   }
   std::string text = WriteJson(header, -1);
+  // Spaces behind the object are legal JSON; with them the data starts at a multiple of 8 (8 bytes of length come
+  // first).
   text.resize((text.size() + 7) / 8 * 8, ' ');
 
   // Written under a temporary name beside the target: a reader never meets half a file.
@@ -372,6 +382,7 @@ Status WriteSafetensors(const std::string& path, const std::vector<CheckpointTen
   for (const CheckpointTensor& t : tensors) {
     good = good && (t.size_bytes == 0 || std::fwrite(t.data, 1, t.size_bytes, out) == t.size_bytes);
   }
+  // fclose flushes: what did not fit the disk shows there at the latest.
   int error = good ? 0 : errno;
   if (std::fclose(out) != 0 && error == 0) error = errno;
   if (error == 0 && std::rename(temporary.c_str(), path.c_str()) != 0) error = errno;

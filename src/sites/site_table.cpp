@@ -98,6 +98,7 @@ constexpr SiteDef kSites[] = {
      true},
 };
 
+// At most 127: ExecutionOrder gives the index seven bits.
 constexpr int kSiteCount = static_cast<int>(std::size(kSites));
 constexpr int kFirstLayerSite = 1;  // sites before it come before layer 0
 constexpr std::string_view kLayers = "layers.";
@@ -141,6 +142,7 @@ SiteName ParseSiteName(std::string_view name) {
   if (rest.starts_with(kLayers)) {
     std::string_view tail = rest.substr(kLayers.size());
     int32_t layer = -1;
+    // "layers.3" and "layers.3." name no site of the layer: the whole text stays the stem of a foreign name.
     if (TakeNumber(&tail, &layer) && tail.size() > 1 && tail[0] == '.') {
       out.layer = layer;
       rest = tail.substr(1);
@@ -185,6 +187,7 @@ int64_t ExecutionOrder(const SiteName& name) {
   }
   // 31 bits of chunk would not fit beside the band; chunks beyond 2^20 share a place.
   const int64_t chunk = name.chunk < 0 ? 0 : std::min<int64_t>(name.chunk, (1 << 20) - 1);
+  // From the top: 32 bits of band, 7 of index, 21 of chunk (20 used), 1 for the sum behind its partial results.
   return (band << 29) | (index << 22) | (chunk << 1) | (name.partial ? 0 : 1);
 }
 
@@ -195,6 +198,7 @@ std::vector<std::vector<SiteInput>> ParseSiteInputs(std::string_view inputs) {
   alternatives.emplace_back();
   size_t begin = 0;
   for (size_t i = 0; i <= inputs.size(); ++i) {
+    // The end of the text ends the last name as a separator does.
     if (i < inputs.size() && inputs[i] != ',' && inputs[i] != '|') continue;
     SiteInput input{inputs.substr(begin, i - begin)};
     if (input.name.starts_with("ctx:")) {

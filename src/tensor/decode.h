@@ -71,6 +71,7 @@ constexpr double DecodeBits(uint64_t bits, DType dtype) {
       return static_cast<double>(std::bit_cast<float>(static_cast<uint32_t>(bits)));
     case DType::kF16:
       return DecodeSmallFloat(static_cast<uint32_t>(bits & 0xffff), kFormatF16);
+    // The upper half of an f32.
     case DType::kBF16:
       return static_cast<double>(std::bit_cast<float>(static_cast<uint32_t>(bits & 0xffff) << 16));
     case DType::kF8E4M3FN:
@@ -81,6 +82,7 @@ constexpr double DecodeBits(uint64_t bits, DType dtype) {
       return DecodeSmallFloat(static_cast<uint32_t>(bits & 0xff), kFormatF8E4M3FNUZ);
     case DType::kF8E5M2FNUZ:
       return DecodeSmallFloat(static_cast<uint32_t>(bits & 0xff), kFormatF8E5M2FNUZ);
+    // Exponents from -127 to 127, all of them normal as doubles; no sign, no zero.
     case DType::kF8E8M0:
       return (bits & 0xff) == 0xff ? kDecodedNaN : PowerOfTwo(static_cast<int>(bits & 0xff) - 127);
     case DType::kF4E2M1:
@@ -132,6 +134,8 @@ constexpr double DecodeElement(uint64_t bits) {
 inline uint64_t LoadBits(const void* data, int64_t index, DType dtype) {
   const uint8_t* bytes = static_cast<const uint8_t*>(data);
   switch (BitsOf(dtype)) {
+    // memcpy: a tensor from a file or a packed buffer has no alignment, and a load through a cast pointer would need
+    // it.
     case 64: {
       uint64_t v;
       std::memcpy(&v, bytes + index * 8, 8);
@@ -149,6 +153,7 @@ inline uint64_t LoadBits(const void* data, int64_t index, DType dtype) {
     }
     case 8:
       return bytes[index];
+    // The arithmetic shift rounds towards minus infinity and index & 1 is 0 or 1 for negative indexes too.
     case 4:
       return (bytes[index >> 1] >> ((index & 1) * 4)) & 0xf;
     default:

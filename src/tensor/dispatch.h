@@ -11,6 +11,7 @@ namespace assay {
 template <class F>
 constexpr auto WithDType(DType dtype, F&& f) {
   switch (dtype) {
+// A macro, as the name of the enumerator is both the case label and the template argument; undefined again below.
 #define ASSAY_CASE(type) \
   case DType::type:      \
     return f.template operator()<DType::type>();

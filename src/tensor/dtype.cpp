@@ -37,6 +37,7 @@ constexpr DTypeInfo kInfos[] = {
     {DType::kBool, false, 0, "bool", {"bool_", "", ""}},
 };
 
+// nullptr for kInvalid and for numbers of a later version of the format.
 const DTypeInfo* Find(DType dtype) {
   for (const DTypeInfo& info : kInfos) {
     if (info.dtype == dtype) return &info;

@@ -9,9 +9,10 @@
 
 namespace assay {
 
-// shape and strides have one entry an axis; strides are in elements and may be 0 (broadcast) or negative.
-// Element (i0, i1, ...) lives at bit (offset_elems + sum i_k * strides[k]) * BitsOf(dtype) from data.
-// Rank 0 is one element. Nothing is owned: data, shape and strides must outlive the view.
+// shape and strides have one entry an axis; strides are in elements and may be 0 (broadcast) or negative. Element (i0,
+// i1, ...) lives at bit (offset_elems + sum i_k * strides[k]) * BitsOf(dtype) from data. Rank 0 is one element. Nothing
+// is owned: data, shape and strides must outlive the view. Nothing is checked either: whoever takes a view from a host
+// validates it (stats/measure.h), as do the readers of files.
 struct TensorView {
   // May be null when the view has no elements.
   const void* data = nullptr;
