@@ -21,16 +21,19 @@ Point Swish(double x, double alpha) {
   return {y, std::abs(y) * (1 + (1 - sigmoid) * std::abs(z))};
 }
 
+// The branch keeps the exponential's argument negative, as in Swish.
 Point Sigmoid(double x) {
   const double y = x >= 0 ? 1 / (1 + std::exp(-x)) : std::exp(x) / (1 + std::exp(x));
   return {y, y * (1 + (1 - y) * std::abs(x))};
 }
 
+// x Φ(x) through erfc, which keeps its relative precision in the tail where 1 + erf has none.
 Point Gelu(double x) {
   const double y = 0.5 * x * std::erfc(-x * std::numbers::sqrt2 / 2);
   return {y, std::abs(x)};  // 1 + erf cancels for negative x: an absolute error of one roundoff times x
 }
 
+// 0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³))), with (1 + tanh(z/2)) / 2 = sigmoid(z): no cancellation for negative x.
 Point GeluTanh(double x) {
   const double z = 2 * std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x);
   const double y = z >= 0 ? x / (1 + std::exp(-z)) : x * (std::exp(z) / (1 + std::exp(z)));  // (1 + tanh(z/2)) / 2
@@ -41,6 +44,7 @@ Point GeluTanh(double x) {
 // NaN stays NaN, as it does in min and max of the usual kernels.
 double Clamp(double x, double low, double high) { return x < low ? low : x > high ? high : x; }
 
+// One element. inner 0: no argument of an exponential whose rounding could grow.
 Point Act(double x, const ActivationSpec& spec) {
   switch (spec.kind) {
     case Activation::kSilu:
@@ -73,6 +77,7 @@ Computed EmptyLike(const Array& x) {
   return {Array::Filled(x.shape), Array::Filled(x.shape), Array::Filled(x.shape), 4, 8, 1};
 }
 
+// One name a kind; what other names an engine uses for it, ParseActivation knows.
 struct Word {
   Activation kind;
   std::string_view name;

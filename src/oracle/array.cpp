@@ -13,6 +13,7 @@ constexpr int64_t kMostElements = int64_t{1} << 48;
 
 }  // namespace
 
+// A 0 decides before any product is formed: [2^40, 2^40, 0] has 0 elements and no overflow.
 int64_t ElementsOf(std::span<const int64_t> shape) {
   if (std::any_of(shape.begin(), shape.end(), [](int64_t n) { return n < 0; })) return -1;
   if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return 0;
@@ -75,6 +76,7 @@ Result<Array> Decode(const TensorView& view) {
     } else {
       for (int64_t c = 0; c < cols; ++c) DecodeTo(view.data, first + c * step, 1, view.dtype, out + c);
     }
+    // The next row, as an odometer counts: the last but one axis runs fastest.
     for (size_t axis = index.size() < 2 ? 0 : index.size() - 1; axis-- > 0;) {
       if (++index[axis] < view.shape[axis]) break;
       index[axis] = 0;
@@ -91,6 +93,7 @@ Result<Array> Reshape(Array array, std::vector<int64_t> shape) {
   return array;
 }
 
+// An index is checked before its row is copied; repeats and any order are fine.
 Result<Array> TakeRows(const Array& array, std::span<const int64_t> indices) {
   if (array.rank() == 0) return Status::BadInput("a scalar has no rows");
   const int64_t n = array.shape[0];
@@ -124,6 +127,7 @@ Result<Array> TakeColumns(const Array& array, int64_t begin, int64_t end) {
   return out;
 }
 
+// All axes but the last are compared; std::equal reads as many of b's as a has, and the ranks are equal.
 Result<Array> Concat(const Array& a, const Array& b) {
   if (a.rank() == 0 || a.rank() != b.rank() || !std::equal(a.shape.begin(), a.shape.end() - 1, b.shape.begin())) {
     return Status::BadInput("shapes " + ShapeText(a.shape) + " and " + ShapeText(b.shape) + " do not join");

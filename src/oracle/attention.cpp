@@ -89,10 +89,12 @@ std::vector<int64_t> RowsOf(const AttentionInput& in, const Geometry& g) {
 
 // Which keys a query row sees, and the first and last of them.
 struct Visible {
+  // [keys], 1: seen. Between begin and end there may be others that are not.
   std::vector<uint8_t> keys;
   int64_t begin = 0, end = 0, count = 0;
 };
 
+// Ranges, spec and mask all have to allow a key. begin == end == 0 or an empty stretch when none is seen.
 Visible VisibleOf(const AttentionInput& in, const AttentionSpec& spec, const Geometry& g, int64_t row) {
   Visible v;
   v.keys.resize(static_cast<size_t>(g.keys));
@@ -141,6 +143,7 @@ struct PackedHead {
   bool values_finite = true;
 };
 
+// The norms bound the error of a score by Cauchy-Schwarz: |q·k| summed in magnitudes is at most |q| |k|.
 PackedHead Pack(const AttentionInput& in, const Geometry& g, int64_t kv_head) {
   PackedHead head;
   const double* k = in.k->values.data() + kv_head * g.d;
@@ -181,6 +184,7 @@ class Block {
       begin = std::min(begin, visible.back().begin);
       end = std::max(end, visible.back().end);
     }
+    // Keys between the block's first and last: a window far from position 0 costs no more than one at it.
     // Whole panels of keys; what lies beyond `end` is computed and not used.
     const int64_t first_panel = std::min(begin, end) / PackedMatrix::kWidth;
     const int64_t last_panel = (end + PackedMatrix::kWidth - 1) / PackedMatrix::kWidth;
@@ -198,10 +202,13 @@ class Block {
       const Visible& seen = visible[static_cast<size_t>((first + m) / g_.group - first / g_.group)];
       growth[static_cast<size_t>(m)] =
           Softmax(packed, kv_head, first + m, seen, begin, end, q.data() + m * g_.d, p.data() + m * stride);
+      // A NaN or infinity among the values must reach those rows alone that see it; a product over all keys would
+      // spread it.
       if (!packed.values_finite) {
         SumSeen(kv_head, seen, begin, p.data() + m * stride, out.data() + m * g_.dv, magnitude.data() + m * g_.dv);
       }
     }
+    // Unseen keys have the probability 0 and their values are finite, so they add exact zeros.
     for (int64_t s = begin; packed.values_finite && s < end; s += kKeysABlock) {
       Multiply(p.data() + (s - begin), stride, n, packed.v, s, std::min(end, s + kKeysABlock), 0, packed.v.panels(),
                out.data(), magnitude.data(), g_.dv, true);
@@ -237,6 +244,8 @@ class Block {
     const ScoreRule rule = RuleOf(in_, spec_, RowOf(m), head);
     const auto visible = [&](int64_t s) { return seen.keys[static_cast<size_t>(s)] != 0; };
     const auto position = [&](int64_t s) { return static_cast<double>(in_.key_positions[static_cast<size_t>(s)]); };
+    // The largest score is taken off before the exponential, so that no term overflows and one term is 1 (the online
+    // softmax of Milakov and Gimelshein, arXiv 1805.02867, gives the same sums).
     double max = -kInfinity;
     for (int64_t s = begin; s < end; ++s) {
       double& score = p[s - begin];
@@ -246,8 +255,10 @@ class Block {
     result_.keys_seen[at] = static_cast<double>(seen.count);
     result_.max_score[at] = max;
     const double sink = in_.sinks ? (*in_.sinks)[head] : -kInfinity;
+    // The sink counts as one more key: it takes part in the maximum and in the sum. Written so that a NaN sink wins.
     const double top = in_.sinks && !(sink <= max) ? sink : max;
     result_.lse.value[at] = result_.lse_of_keys[at] = -kInfinity;
+    // No key and no sink: the row keeps its zeros, and an lse of -inf, as engines define it.
     if (top == -kInfinity && seen.count == 0) return {};
     double sum_of_keys = 0, drift = 0;
     for (int64_t s = begin; s < end; ++s) {
@@ -266,17 +277,22 @@ class Block {
     }
     result_.lse.value[at] = top + std::log(sum);
     result_.lse_of_keys[at] = sum_of_keys == 0 ? -kInfinity : top + std::log(sum_of_keys);
+    // -Σ p ln p with ln p = score - top - ln sum; drift is Σ e (top - score).
     result_.entropy[at] = std::log(sum) + drift / sum;
     double q_norm = 0;
     for (int64_t i = 0; i < g_.d; ++i) q_norm += q[i] * q[i];
     q_norm = std::sqrt(q_norm) * std::abs(rule.scale);
     Growth growth;
     double mean = 0;
+    // A key of less weight than this share of the average cannot move the result by more than its own tail term: with
+    // it in the maximum, one far key with a large norm would widen the bound of the whole row.
     const double small = 0x1p-20 / static_cast<double>(std::max<int64_t>(seen.count, 1));
     for (int64_t s = begin; s < end; ++s) {
       if (!visible(s)) continue;
       double& weight = p[s - begin];
       weight /= sum;
+      // What one unit of relative error in the dot product, the bias and the subtraction of the maximum can move the
+      // score.
       const double error =
           q_norm * packed.key_norm[static_cast<size_t>(s)] + std::abs(rule.Bias(position(s))) + std::abs(top);
       mean += weight * error;
@@ -287,6 +303,8 @@ class Block {
       }
     }
     result_.lse.scale[at] = std::abs(result_.lse.value[at]);
+    // Per roundoff: the weighted score errors, the final sum top + log, and the additions of the sum, whose count is
+    // brought to the unit of k_inner = d + 8.
     result_.lse.inner[at] =
         mean + std::abs(top) + (static_cast<double>(seen.count) + 10) / static_cast<double>(g_.d + 8);
     return growth;
@@ -313,6 +331,8 @@ class Block {
 
 }  // namespace
 
+// The window counts the query itself; keys behind the query (not causal) are never cut by it. Chunks are those of Llama
+// 4's chunked attention: positions are cut into equal pieces that do not see each other.
 bool Sees(const AttentionSpec& spec, int64_t q, int64_t p) {
   if (spec.causal && p > q + spec.causal_shift && p >= spec.prefix_len) return false;
   if (spec.window > 0 && q - p >= spec.window) return false;
@@ -335,6 +355,7 @@ Result<AttentionResult> Attend(const AttentionInput& in, const AttentionSpec& sp
   const int64_t jobs = (vectors + kVectorsAJob - 1) / kVectorsAJob;
   for (int64_t kv_head = 0; kv_head < g.kv_heads && jobs > 0; ++kv_head) {
     const PackedHead packed = Pack(in, g, kv_head);
+    // So little work is not worth starting threads for.
     const bool small = vectors * g.keys * (g.d + g.dv) < 1 << 16;
     ParallelFor(jobs, small ? 1 : 0, [&](int64_t job) {
       Block(in, spec, g, rows, &result)

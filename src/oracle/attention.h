@@ -57,6 +57,7 @@ struct AttentionResult {
 Result<AttentionResult> Attend(const AttentionInput& input, const AttentionSpec& spec);
 
 // Whether a query at position q sees a key at position p, by the spec alone.
+// Ranges and masks of an AttentionInput narrow it further. Positions are not negative.
 bool Sees(const AttentionSpec& spec, int64_t q, int64_t p);
 
 // [n, H, S], masked scaled scores before the softmax, -inf where a key is not seen. Small inputs only: it is what a

@@ -8,6 +8,7 @@ namespace assay::oracle {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+// Of the doubles that oracles are computed in.
 constexpr double kOwnRoundoff = 0x1p-53;
 
 // As bound.h says: what is no float counts as f32.
@@ -52,6 +53,7 @@ Precision PrecisionOf(DType accum, DType store) {
   return p;
 }
 
+// Higham, section 3.1: the product of k factors 1 + d, |d| <= u, is 1 + theta with |theta| <= gamma(k).
 double Gamma(double k, double u) {
   const double ku = k * u;
   return ku < 1 ? ku / (1 - ku) : kInfinity;
@@ -75,6 +77,7 @@ Array Bound(const Computed& computed, const Precision& precision) {
   return bound;
 }
 
+// Every element takes part, the non-finite ones as well; only the sums of the relative norm leave those out.
 Result<Agreement> Compare(const Array& actual, const Computed& computed, const Precision& precision) {
   if (actual.size() != computed.value.size()) {
     return Status::BadInput("shape " + ShapeText(actual.shape) + " is not that of the oracle, " +
@@ -99,6 +102,7 @@ Result<Agreement> Compare(const Array& actual, const Computed& computed, const P
       // A NaN bound comes from an operand that is not finite and was not used: no bound can be stated, so none holds.
       ratio = bound > 0 ? error / bound : kInfinity;
     }
+    // Not ratio > 1: the comparison must fail for a NaN too.
     if (!(ratio <= 1)) {
       ++a.over;
       if (a.first_over < 0) a.first_over = i;

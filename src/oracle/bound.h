@@ -13,6 +13,7 @@
 namespace assay::oracle {
 
 // |engine - value| <= (gamma(k, u_accum) + stores u_store) scale + gamma(k_inner, u_accum) inner + floor
+// (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1, has gamma and how such terms add up.)
 struct Computed {
   Array value;
   Array scale;   // sum of the magnitudes of the terms that were added up last; same shape

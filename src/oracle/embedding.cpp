@@ -24,6 +24,7 @@ Result<Computed> Embed(std::span<const int64_t> tokens, const Array& table, doub
   return c;
 }
 
+// The scale passes the error of the sum on unchanged in relative size; one rounding more, and one store.
 Result<Computed> Head(const Array& x, const Array& w, const Array& bias, double logit_scale, double soft_cap) {
   ASSAY_ASSIGN_OR_RETURN(Computed c, Linear(x, w, bias));
   if (logit_scale != 1) {

@@ -13,6 +13,8 @@ typedef int64_t Bits __attribute__((vector_size(32)));
 
 // Rows of A against one panel. kAbs: the product of the magnitudes instead.
 template <int kRows, bool kAbs>
+// Inlined into each instruction set's entry, or it would be compiled for the baseline. `columns` <= 8 of the panel are
+// written: the last panel is padded with zeros.
 [[gnu::always_inline]] inline void Tile(const double* a, int64_t lda, const double* panel, int64_t k, double* c,
                                         int64_t ldc, int64_t columns, bool add) {
   const Bits magnitude = {INT64_MAX, INT64_MAX, INT64_MAX, INT64_MAX};
@@ -25,6 +27,7 @@ template <int kRows, bool kAbs>
       b1 = reinterpret_cast<Lanes>(reinterpret_cast<Bits>(b1) & magnitude);
     }
     for (int r = 0; r < kRows; ++r) {
+      // No test for zero: 0 · inf must be NaN here as it is in an engine.
       const double x = kAbs ? __builtin_fabs(a[r * lda + i]) : a[r * lda + i];
       sum[r][0] += x * b0;
       sum[r][1] += x * b1;
@@ -73,6 +76,7 @@ template <int kRows>
 }
 
 #if defined(__x86_64__)
+// Without "fma" among the targets: products and sums are rounded apart on every machine.
 [[gnu::target("avx2")]] void RunAvx2(const Job& job) { Run<4>(job); }
 bool HasAvx2() { return __builtin_cpu_supports("avx2") != 0; }
 #else
@@ -82,6 +86,7 @@ bool HasAvx2() { return false; }
 
 }  // namespace
 
+// Element (i, j) goes to panel j / 8, row i, lane j % 8; lanes beyond n stay 0.
 PackedMatrix PackedMatrix::FromColumns(const double* rows, int64_t ld, int64_t n, int64_t k) {
   PackedMatrix m;
   m.k_ = k;

@@ -1,7 +1,7 @@
 // Double-precision products of small and middle-sized matrices, and of their magnitudes in the same pass: what linear
 // layers and attention are made of. Plain sums of products in order (error gamma(k) at 2^-53), no skipping of zeros:
-// 0 times infinity is NaN as it is in an engine. Uses AVX2 and FMA where the machine has them; both ways meet the
-// bound.
+// 0 times infinity is NaN as it is in an engine. Uses AVX2 where the machine has it, and no FMA: products and sums are
+// rounded apart on every machine.
 #pragma once
 
 #include <cstdint>

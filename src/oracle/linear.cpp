@@ -14,6 +14,7 @@ namespace {
 // Rows that share one read of a panel.
 constexpr int64_t kRowsAJob = 32;
 
+// x [.., K], w [N, K], bias [N] or empty; everything behind relies on it.
 Status CheckShapes(const Array& x, const Array& w, const Array& bias) {
   if (w.rank() != 2 || x.rank() == 0 || x.cols() != w.cols()) {
     return Status::BadInput("an input of shape " + ShapeText(x.shape) + " does not fit a weight of shape " +
@@ -39,6 +40,7 @@ Result<Computed> Linear(const Array& x, const Array& w, const Array& bias) {
   const int64_t row_jobs = (m + kRowsAJob - 1) / kRowsAJob;
   const int64_t panels_a_job = std::max<int64_t>(8, packed.panels() / 16 + 1);
   const int64_t panel_jobs = (packed.panels() + panels_a_job - 1) / panels_a_job;
+  // Small products stay on this thread: starting others costs more.
   ParallelFor(row_jobs * panel_jobs, m * n * k < 1 << 16 ? 1 : 0, [&](int64_t job) {
     const int64_t first = job / panel_jobs * kRowsAJob, panel = job % panel_jobs * panels_a_job;
     Multiply(x.values.data() + first * k, k, std::min(kRowsAJob, m - first), packed, 0, k, panel,
@@ -55,6 +57,7 @@ Result<Computed> Linear(const Array& x, const Array& w, const Array& bias) {
   return c;
 }
 
+// Cuts the operands instead of the result, so the cost is that of the chosen rows and columns.
 Result<Computed> LinearAt(const Array& x, const Array& w, const Array& bias, std::span<const int64_t> rows,
                           std::span<const int64_t> columns) {
   ASSAY_RETURN_IF_ERROR(CheckShapes(x, w, bias));
@@ -134,6 +137,7 @@ Result<std::vector<RowCheck>> CheckLinear(const Array& x, const Array& w, const 
       squares += error * error;
       // Not std::max: a NaN must stay.
       if (!(std::abs(error) <= check.largest)) check.largest = std::abs(error);
+      // The row is lost; further probes would be NaN too.
       if (std::isnan(error)) break;
     }
     check.error = std::sqrt(squares / probes);

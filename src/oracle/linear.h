@@ -17,6 +17,7 @@ Result<Computed> LinearAt(const Array& x, const Array& w, const Array& bias, std
                           std::span<const int64_t> columns);
 
 // Σ factor · array, all of one shape. k = number of terms + 1.
+// The array is not owned.
 struct Term {
   double factor;
   const Array* array;

@@ -36,12 +36,14 @@ Result<MergeResult> MergeChunks(std::span<const Chunk> chunks) {
     m.lse.value[r] = s.lse;
     if (s.max == -HUGE_VAL) continue;  // no keys in any chunk
     m.lse.scale[r] = std::abs(s.lse);
+    // The maximum's own size, what the exponents' arguments add up to, and the logarithm.
     m.lse.inner[r] = std::abs(s.max) + s.drift + 1;
     double spread = 0;  // Σ w (|lse_j| + |max|): relative error of the weights, in roundoffs
     for (const double lse : lses) {
       if (lse != -HUGE_VAL) spread += std::exp(lse - s.lse) * (std::abs(lse) + std::abs(s.max));
     }
     for (size_t j = 0; j < chunks.size(); ++j) {
+      // Weight 0: the chunk's output was never written and may hold NaN, which 0 times would keep.
       if (lses[j] == -HUGE_VAL) continue;
       const double w = std::exp(lses[j] - s.lse);
       for (int64_t i = r * width; i < (r + 1) * width; ++i) {

@@ -14,6 +14,7 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // Both forms of the sigmoid avoid an overflowing exponential.
+// scale is the score itself: it is a quotient, not a sum that could cancel.
 Result<Computed> ScoresOf(const Array& logits, Scoring scoring) {
   if (scoring == Scoring::kSoftmax) return Softmax(logits);
   Computed c{Array::Filled(logits.shape), Array::Filled(logits.shape), Array::Filled(logits.shape), 4, 2, 1};
@@ -39,6 +40,7 @@ std::vector<int64_t> Ranked(std::span<const double> values) {
 // Groups of one expert have no second.
 double GroupScoreOf(std::span<const double> group, GroupScore kind) {
   double best = -kInfinity, second = -kInfinity;
+  // The smaller of the new value and the best so far is the next candidate for the second place.
   for (const double v : group) {
     second = std::max(second, std::min(v, best));
     best = std::max(best, v);
@@ -59,6 +61,8 @@ double Gap(double above, double below) { return above == below ? 0 : above - bel
 Choice Choose(std::span<const double> selection, const RouterSpec& spec) {
   Choice choice;
   std::vector<double> open(selection.begin(), selection.end());
+  // Device-limited routing (DeepSeek-V2, arXiv 2405.04434, section 2.2.2): the experts of the other groups are closed
+  // by a score that no open one has.
   if (spec.n_group > 1) {
     const size_t size = selection.size() / static_cast<size_t>(spec.n_group);
     std::vector<double> groups;
@@ -71,6 +75,7 @@ Choice Choose(std::span<const double> selection, const RouterSpec& spec) {
       std::fill(closed, closed + static_cast<int64_t>(size), -kInfinity);
     }
     if (spec.topk_group < spec.n_group) {
+      // Had this gap closed, another group would have been open and the set of experts another one.
       choice.set_margin = Gap(groups[static_cast<size_t>(order[static_cast<size_t>(spec.topk_group - 1)])],
                               groups[static_cast<size_t>(order[static_cast<size_t>(spec.topk_group)])]);
     }
@@ -81,6 +86,7 @@ Choice Choose(std::span<const double> selection, const RouterSpec& spec) {
   const auto at = [&](size_t j) { return open[static_cast<size_t>(order[j])]; };
   if (k < order.size()) choice.set_margin = std::min(choice.set_margin, Gap(at(k - 1), at(k)));
   choice.margin = choice.set_margin;
+  // The order inside the set matters to `margin` alone.
   for (size_t j = 0; j + 1 < k; ++j) choice.margin = std::min(choice.margin, Gap(at(j), at(j + 1)));
   return choice;
 }
@@ -102,6 +108,7 @@ void WeighRow(const Computed& scores, int64_t row, std::span<const int64_t> ids,
   for (int64_t j = 0; j < k; ++j) {
     double& w = weights->value[row * k + j];
     double& inner = weights->inner[row * k + j];
+    // w = s / Σ s: the relative errors of numerator and sum add up.
     if (spec.renormalise) {
       w /= sum;
       inner = (inner + std::abs(w) * sum_inner) / std::abs(sum);
@@ -175,12 +182,14 @@ Result<Computed> WeightsOf(const Array& logits, std::span<const int64_t> ids, co
   return Weigh(scores, ids, spec);
 }
 
+// Given scores count as exact: no rounding of theirs enters the bound.
 Result<Computed> WeightsFromScores(const Array& scores, std::span<const int64_t> ids, const RouterSpec& spec) {
   if (scores.rank() != 2) return Status::BadInput("router scores of shape " + ShapeText(scores.shape));
   Computed given{scores, {}, {}, 0, 0, 1};
   return Weigh(given, ids, spec);
 }
 
+// k + 1 roundings: a product for each choice and the sum.
 Result<Computed> Combine(const Array& experts, std::span<const int64_t> row_of, const Array& weights) {
   if (weights.rank() != 2 || weights.size() != static_cast<int64_t>(row_of.size()) || experts.rank() == 0) {
     return Status::BadInput("weights of shape " + ShapeText(weights.shape) + " for " + std::to_string(row_of.size()) +

@@ -9,7 +9,9 @@
 
 namespace assay::oracle {
 
+// Scores from logits: over all experts of a row (Mixtral, Qwen), or each by itself (DeepSeek-V3).
 enum class Scoring : uint8_t { kSoftmax, kSigmoid };
+// What a group of experts is ranked by: its best one (DeepSeek-V2), or the sum of its two best (DeepSeek-V3).
 enum class GroupScore : uint8_t { kMax, kTop2Sum };
 
 struct RouterSpec {
@@ -31,10 +33,12 @@ struct Routing {
                                    // choice of groups included
   std::vector<double> set_margin;  // T: the same for the set alone
 };
-// logits [T, E]; bias [E] or empty.
+// logits [T, E]; bias [E] or empty. kBadInput: shapes that do not fit, or more experts asked for than the open groups
+// have.
 Result<Routing> Route(const Array& logits, const Array& bias, const RouterSpec& spec);
 
-// Weights of given ids [T, k] (a recorded choice), with or without the right set.
+// Weights of given ids [T, k] (a recorded choice), with or without the right set; id -1 gives NaN. kBadInput: an id
+// outside of the experts.
 Result<Computed> WeightsOf(const Array& logits, std::span<const int64_t> ids, const RouterSpec& spec);
 // The same when scores are given: variants (scores with the bias left in, of a rounded bias) are formed by the caller.
 Result<Computed> WeightsFromScores(const Array& scores, std::span<const int64_t> ids, const RouterSpec& spec);

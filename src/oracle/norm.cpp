@@ -16,6 +16,7 @@ double At(const Array& vector, int64_t i, double otherwise) { return vector.valu
 
 }  // namespace
 
+// Sums of squares do not cancel, so plain summation in double is exact enough for any width.
 Result<std::vector<double>> MeanSquares(const Array& x, int64_t begin, int64_t end) {
   if (begin < 0 || begin >= end || end > x.cols()) {
     return Status::BadInput("no columns " + std::to_string(begin) + ":" + std::to_string(end) + " in shape " +
@@ -71,6 +72,7 @@ Result<Computed> LayerNorm(const Array& x, const Array& weight, const Array& bia
       magnitude += std::abs(v);
       squares += v * v;
     }
+    // The mean and the variance in two passes: no cancellation on this side.
     const double mean = sum / n;
     double variance = 0;
     for (const double v : row) variance += (v - mean) * (v - mean);

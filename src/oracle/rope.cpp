@@ -7,6 +7,7 @@
 namespace assay::oracle {
 namespace {
 
+// Radians of one turn.
 constexpr double kTurn = 2 * std::numbers::pi;
 // Relative error of an engine's angle, in units of its accumulator: theta^(-2i/d) in that precision (the logarithm of
 // the result, at most 14, times one roundoff, and three for power and division) and the product with the position.
@@ -16,6 +17,8 @@ constexpr double kAngleRoundings = 20;
 // beta_slow times within the original context.
 void StretchYarn(const RopeSpec& spec, std::vector<double>* inverse) {
   const double dim = static_cast<double>(spec.dim);
+  // Pair i has the wavelength 2π θ^(2i/dim): solved for the i whose wave fits `turns` times into the original context
+  // (Peng et al. 2023, YaRN, arXiv 2309.00071, section 3.2; find_correction_dim of the usual code).
   const auto pair_that_turns = [&](double turns) {
     return dim * std::log(spec.original_max_position / (turns * kTurn)) / (2 * std::log(spec.theta));
   };
@@ -56,6 +59,7 @@ double MagnitudeOf(const RopeSpec& spec) {
 
 }  // namespace
 
+// YaRN, section 3.4, equation for sqrt(1/t), with the weight that DeepSeek's configs add.
 double YarnMagnitude(double factor, double weight) { return factor <= 1 ? 1 : 0.1 * weight * std::log(factor) + 1; }
 
 // Written apart from the native runtime's (model/rope.cpp): an oracle that shared its code would share its mistakes.
@@ -80,6 +84,7 @@ Result<RopeFrequencies> MakeFrequencies(const RopeSpec& spec) {
   for (int64_t i = 0; i < spec.dim / 2; ++i) {
     f.inverse.push_back(std::pow(spec.theta, -static_cast<double>(2 * i) / static_cast<double>(spec.dim)));
   }
+  // Position interpolation (Chen et al. 2023, arXiv 2306.15595): every pair turns slower by the factor.
   if (spec.scaling == RopeScaling::kLinear) {
     for (double& v : f.inverse) v /= spec.factor;
   } else if (spec.scaling == RopeScaling::kLlama3) {
@@ -125,6 +130,8 @@ Result<Computed> Rotate(const Array& x, std::span<const double> positions, const
   if (x.size() == 0) return c;
   const Computed table = CosSinTable(f, positions);
   const int64_t heads = x.rows() / x.shape[0];
+  // The partner of element i: half a head away, or its neighbour (Su et al. 2021, RoFormer, arXiv 2104.09864, section
+  // 3.4.2, has the interleaved form).
   const int64_t step = layout.pairing == Pairing::kInterleaved ? 2 : 1;
   const int64_t other = layout.pairing == Pairing::kInterleaved ? 1 : half;
   for (int64_t r = 0; r < x.rows(); ++r) {

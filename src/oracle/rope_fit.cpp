@@ -36,6 +36,7 @@ class Row {
   bool decidable() const { return x_sq_ > 0 && y_sq_ > 0 && std::isfinite(x_sq_) && std::isfinite(y_sq_); }
   double y_sq() const { return y_sq_; }
 
+  // Re Σ z conj(e^(i angle)), written out.
   double Correlation(double p) const {
     double sum = 0;
     for (size_t i = 0; i < z_.size(); ++i) {
@@ -51,6 +52,8 @@ class Row {
       const Complex turn = std::polar(1.0, -0.5 * f_.inverse[i]);
       for (size_t begin = 0; begin < out.size(); begin += kStepsAStart) {
         const double p = static_cast<double>(first) + 0.5 * static_cast<double>(begin);
+        // A complex product a step in place of a sine and a cosine. Written out below, as operator* also mends NaN
+        // results.
         Complex phase = z_[i] * std::polar(1.0, -p * f_.inverse[i]);
         for (size_t j = begin; j < std::min(out.size(), begin + kStepsAStart); ++j) {
           out[j] += phase.real();
@@ -67,6 +70,7 @@ class Row {
     if (correlation <= 0) return 1;
     return std::sqrt(std::max(0.0, 1 - correlation / x_sq_ * (correlation / y_sq_)));
   }
+  // Least squares: the factor m that makes |y - m R x| smallest is <y, R x> / |x|².
   double Magnitude(double correlation) const { return correlation / x_sq_; }
 
  private:
@@ -111,6 +115,7 @@ RowRotation FitRow(const Row& row, int64_t first, int64_t last) {
   const double correlation = row.Correlation(fit.position);
   fit.magnitude = row.Magnitude(correlation);
   fit.residual = row.Residual(correlation);
+  // Positions within one of the best are the same peak; a second peak as high means that the row does not decide.
   for (size_t j = 0; j < scan.size(); ++j) {
     const double p = static_cast<double>(first) + 0.5 * static_cast<double>(j);
     if (std::abs(p - fit.position) > 1) fit.runner_up = std::min(fit.runner_up, row.Residual(scan[j]));
@@ -142,6 +147,7 @@ Result<RotationFit> FitRotation(const Array& x, const Array& y, const RopeFreque
     missed += weight[t] * fit.rows[t].residual * fit.rows[t].residual;
     total += weight[t];
   }
+  // Root of the shares: rows count by their energy, so a nearly empty row cannot spoil the fit.
   if (total > 0) fit.residual = std::sqrt(missed / total);
   return fit;
 }

@@ -31,9 +31,11 @@ bool SamePlaces(const RowWalk& a, const RowWalk& b, int64_t rows) {
 
 }  // namespace
 
+// At most 16 walks; duplicates fall out, so each hypothesis is tested once.
 std::vector<RowWalk> OtherWalks(const RowWalk& view, int64_t rows, int64_t cols) {
   std::vector<RowWalk> out;
   for (const int64_t heads : {int64_t{1}, view.heads}) {
+    // Heads side by side, or as the view has them.
     for (const int64_t head_stride : {cols, view.head_stride}) {
       int64_t gapless = 0;
       if (__builtin_mul_overflow(view.heads, cols, &gapless)) continue;
@@ -54,6 +56,7 @@ Result<std::vector<std::vector<int64_t>>> RowsThatMeet(const RowWalk& view, int6
       __builtin_mul_overflow(rows, walk.heads, &steps) || std::max(places, steps) > kMostPlaces) {
     return Status::BadInput("rows and strides of a walk do not fit");
   }
+  // Both walks count from the same first element. emplace keeps the first of places that share an address (stride 0).
   std::unordered_map<int64_t, int64_t> place_at;  // address, in elements from the first place -> place
   for (int64_t i = 0; i < places; ++i) {
     place_at.emplace(i / view.heads * view.row_stride + i % view.heads * view.head_stride, i);

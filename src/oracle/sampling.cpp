@@ -46,6 +46,7 @@ Result<double> TokenProbability(std::span<const double> logits, int64_t token, c
   std::vector<double> sorted(logits.begin(), logits.end());
   if (std::any_of(sorted.begin(), sorted.end(), [](double v) { return std::isnan(v); })) return std::nan("");
   std::sort(sorted.begin(), sorted.end(), std::greater<>());
+  // Tied logits share a fate at every filter below, so the value of the token decides, not its place in the list.
   const double own = logits[static_cast<size_t>(token)];
   if (spec.temperature == 0) {
     const auto ties = std::upper_bound(sorted.begin(), sorted.end(), sorted[0], std::greater<>()) - sorted.begin();
@@ -70,11 +71,14 @@ Result<double> TokenProbability(std::span<const double> logits, int64_t token, c
     size_t last = 0;
     for (; last < sorted.size(); ++last) {
       sum += std::exp(sorted[last] / spec.temperature - lse);
+      // The token that crosses the edge stays in: the set is the smallest that reaches p (Holtzman et al. 2020, arXiv
+      // 1904.09751, section 3.1).
       if (sum >= spec.top_p) break;
     }
     keep_from(sorted[std::min(last, sorted.size() - 1)]);
   }
   if (spec.min_p > 0) {
+    // p >= min_p p_max in logits: differences of log-probabilities are differences of logits over the temperature.
     const double edge = sorted[0] + spec.temperature * std::log(spec.min_p);
     const auto kept = std::upper_bound(sorted.begin(), sorted.end(), edge, std::greater<>()) - sorted.begin();
     keep_from(sorted[static_cast<size_t>(std::max<int64_t>(kept - 1, 0))]);

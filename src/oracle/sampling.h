@@ -9,8 +9,9 @@
 
 namespace assay::oracle {
 
+// Of one row. Infinities count: a row with one +inf has that token.
 struct GreedyChoice {
-  int64_t token = -1;  // the first of the largest; -1: a NaN in the row, or no finite logit
+  int64_t token = -1;  // the first of the largest; -1: a NaN in the row, or nothing but -inf
   double margin = 0;   // gap to the second largest: 0 is a tie, infinite when there is no other finite one
 };
 Result<std::vector<GreedyChoice>> Greedy(const Array& logits);

@@ -8,6 +8,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
+// Zeros of x's shape; k and k_inner are the caller's to set.
 Computed EmptyLike(const Array& x) {
   return {Array::Filled(x.shape), Array::Filled(x.shape), Array::Filled(x.shape), 0, 0, 1};
 }
@@ -25,6 +26,7 @@ LogSum LogSumExp(std::span<const double> row) {
   for (const double v : row) {
     const double e = std::exp(v - s.max);
     sum += e;
+    // 0 · inf would be NaN: a score of -inf has no weight and adds nothing.
     if (e > 0) s.drift += e * (s.max - v);
   }
   s.lse = s.max + std::log(sum);

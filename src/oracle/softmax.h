@@ -8,6 +8,7 @@
 
 namespace assay::oracle {
 
+// Both in the shape of x; a scalar is one row of one element.
 Result<Computed> Softmax(const Array& x);
 Result<Computed> LogSoftmax(const Array& x);
 
