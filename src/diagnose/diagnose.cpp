@@ -13,6 +13,7 @@ std::string CallOf(std::string name) {
 
 // The step of a goes before that of b, or the site does within one step.
 bool IsEarlier(const Capture& capture, const FirstBad& a, const FirstBad& b) {
+  // An event that the finding speaks of: of its site, in its step where it names one.
   const auto first = [&](const FirstBad& f) {
     for (const EventId id : capture.EventsOf(f.name)) {
       if (f.step < 0 || capture.trace().event(id).step() == f.step) return id;
@@ -23,6 +24,7 @@ bool IsEarlier(const Capture& capture, const FirstBad& a, const FirstBad& b) {
   return x != kNoEvent && y != kNoEvent && capture.Earlier(x, y);
 }
 
+// judged: at least one hypothesis could be decided, either way.
 Result<Diagnosis> FromChecks(const Capture& capture) {
   ASSAY_ASSIGN_OR_RETURN(CheckResult checked, RunChecks(capture, {}));
   Diagnosis d;

@@ -24,6 +24,8 @@ struct Diagnosis {
   bool judged = false;  // something could be judged: without it "nothing wrong" says nothing
 };
 
+// Errors of the checks or the comparison are passed on; a trace in which nothing can be judged is no error (judged).
+// The traces must outlive the call only.
 Result<Diagnosis> Diagnose(const Trace& trace);
 // a is trusted, b is in question.
 Result<Diagnosis> Diagnose(const Trace& a, const Trace& b);

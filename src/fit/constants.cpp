@@ -6,6 +6,8 @@
 
 namespace assay::fit {
 
+// The order is that of preference, as NameConstant takes the first of close ones: plain constants, then the model's own
+// numbers, then whole numbers and powers of two, which meet many values by accident.
 std::vector<NamedNumber> KnownConstants(std::span<const NamedNumber> numbers) {
   std::vector<NamedNumber> known{
       {"-1", -1}, {"2", 2}, {"1/2", 0.5}, {"log2 e", std::numbers::log2e}, {"ln 2", std::numbers::ln2}, {"0", 0}};
@@ -16,10 +18,12 @@ std::vector<NamedNumber> KnownConstants(std::span<const NamedNumber> numbers) {
     if (x.value < 0) continue;
     known.push_back({"sqrt(" + x.name + ")", std::sqrt(x.value)});
     known.push_back({"1/sqrt(" + x.name + ")", 1 / std::sqrt(x.value)});
+    // YaRN's magnitude enters queries and keys, so its square turns up in scores.
     if (x.name.find("yarn") == std::string::npos && x.name.find("mscale") == std::string::npos) continue;
     known.push_back({x.name + "^2", x.value * x.value});
     known.push_back({"1/" + x.name + "^2", 1 / (x.value * x.value)});
   }
+  // 448 and 240: largest values of the two e4m3 forms, whose codes are mixed up between makers of accelerators.
   known.insert(known.end(), {{"448/240", 448.0 / 240},
                              {"240/448", 240.0 / 448},
                              {"sqrt(2)", std::numbers::sqrt2},
@@ -43,6 +47,8 @@ std::vector<NamedNumber> KnownConstants(std::span<const NamedNumber> numbers) {
 std::optional<NamedNumber> NameConstant(double value, double uncertainty, std::span<const NamedNumber> known) {
   if (!std::isfinite(value)) return std::nullopt;
   const double size = std::abs(value);
+  // The relative 1e-3 lets a constant fitted from bf16 values be named; the 2 % keep an uncertain one from being named
+  // anything.
   const double reach = std::min(std::max(3 * uncertainty, 1e-3 * size), 0.02 * size);
   double closest = reach;
   for (const NamedNumber& c : known) closest = std::min(closest, std::abs(c.value - value));

@@ -10,6 +10,7 @@
 
 namespace assay::fit {
 
+// A dimension or factor of the model, by the name that a reader knows: {"d", 128}, {"ranks", 4}.
 struct NamedNumber {
   std::string name;
   double value = 0;

@@ -18,6 +18,7 @@ constexpr double kInfinity = HUGE_VAL;
 // Bits by which h of n hits at chance p each surprise: n KL(h/n, p), the exponent of Chernoff's bound.
 double ChernoffBits(double hits, double n, double p) {
   const double share = hits / n;
+  // No better than chance: no evidence. Above it 0 < p < share, so the logarithms exist.
   if (share <= p) return 0;
   double bits = share * std::log2(share / p);
   if (share < 1) bits += (1 - share) * std::log2((1 - share) / (1 - p));
@@ -38,6 +39,7 @@ Evidence::Evidence(const Problem& problem, const Options& options)
     noise_sq += bound(i) * bound(i);
     actual_sq += actual(i) * actual(i);
   }
+  // Not below 1e-12: with bounds of 0 any residual at all would be infinitely costly.
   noise_ = std::max(actual_sq > 0 ? std::sqrt(noise_sq / actual_sq) : 0, 1e-12);
   residual_ = Residual({problem.expected.begin(), problem.expected.end()}, {});
 }
@@ -53,6 +55,7 @@ Model Evidence::Unchanged() const {
   return model;
 }
 
+// A known name is half as dear: it is one of some hundred, a free number one of 2^16 that can be told apart.
 void Evidence::AddConstant(double value, double uncertainty, Explanation* explanation, Model* model) const {
   explanation->constant = value;
   explanation->uncertainty = uncertainty;
@@ -64,6 +67,7 @@ void Evidence::AddConstant(double value, double uncertainty, Explanation* explan
   model->price += explanation->constant_name.empty() ? options_.parameter_bits : options_.parameter_bits / 2;
 }
 
+// A run: its first and last. Else the binomial coefficient through lgamma, and log2 n for how many there are.
 double Evidence::ChoiceBits(const std::vector<int64_t>& chosen, int64_t all) {
   const double n = static_cast<double>(all), k = static_cast<double>(chosen.size());
   if (all <= 1 || chosen.empty()) return 0;
@@ -93,6 +97,7 @@ double Evidence::Residual(const std::vector<double>& values, const std::vector<u
   return actual_sq > 0 ? std::sqrt(error_sq / actual_sq) : kInfinity;
 }
 
+// A fixed seed: the same problem gets the same significance on every machine.
 // Chance that a hit is an accident, the geometric mean over the hits of the larger of two: how often the model's values
 // meet the array at places that they do not speak of (never less than what so many pairs can show); and how large the
 // tolerance is beside the error, for an element that is nearly right is easily met by anything that is nearly right.
@@ -109,6 +114,7 @@ double Evidence::Chance(const Model& model, const std::vector<int64_t>& hits) co
     met += Meets(pool[static_cast<size_t>(j)], model.values[static_cast<size_t>(i)], ToleranceOf(model, i));
   }
   const double elsewhere = static_cast<double>(met + 2) / static_cast<double>(pairs + 2);
+  // The geometric mean, since Chernoff's exponent is nearly linear in log p.
   double log_sum = 0;
   for (const int64_t i : hits) {
     const double error = std::abs(actual(i) - expected(i));
@@ -118,6 +124,8 @@ double Evidence::Chance(const Model& model, const std::vector<int64_t>& hits) co
   return std::exp2(log_sum / static_cast<double>(hits.size()));
 }
 
+// In this order: share of hits, share of what is wrong, distinct pieces of evidence, significance; the costs are only
+// computed for what passes. *out keeps what was filled in when it returns false.
 bool Evidence::Judge(const Model& model, Explanation* out) const {
   std::vector<int64_t> hits;
   int64_t n_hits = 0, misses = 0;
@@ -145,11 +153,14 @@ bool Evidence::Judge(const Model& model, Explanation* out) const {
   out->support = static_cast<int64_t>(distinct.size()) - model.free_parameters;
   if (out->support < options_.least_support) return false;
   const double price = model.price + kKindBits;
+  // Misses are scaled as the hits were, so the share stays what it is.
   const double effective = static_cast<double>(out->support);
   out->significance = ChernoffBits(effective, effective / share, Chance(model, hits)) - price;
   if (out->significance < options_.least_bits) return false;
   out->residual = Residual(model.values, model.known);
   const double n = static_cast<double>(std::min<int64_t>(size(), kMostSamples));
+  // A description length: bits to write down what the model leaves, beyond the noise, plus the price of the model
+  // itself.
   out->cost = n * std::log2(std::max(out->residual / noise_, 1.0)) + price;
   return true;
 }

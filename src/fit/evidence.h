@@ -52,12 +52,16 @@ class Evidence {
   bool Judge(const Model& model, Explanation* explanation) const;
 
  private:
+  // actual - values| / |actual| over elements that are known and finite in both; infinite when actual is zero there.
   double Residual(const std::vector<double>& values, const std::vector<uint8_t>& known) const;
+  // 0 to 1, of one hit.
   double Chance(const Model& model, const std::vector<int64_t>& hits) const;
+  // Absolute: slack times the model's bound, and the fitted roundoff where the model has a fitted constant.
   double ToleranceOf(const Model& model, int64_t i) const;
 
   const Problem& problem_;
   const Options& options_;
+  // 1: beyond slack times the bound of expected, one an element.
   std::vector<uint8_t> wrong_;
   int64_t wrong_count_ = 0;
   double residual_ = 0;

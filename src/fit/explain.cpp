@@ -8,6 +8,7 @@
 namespace assay::fit {
 namespace {
 
+// Each size is held against n before the product, so rows · heads · cols cannot overflow for arrays that fit memory.
 Status Check(const Problem& p) {
   const int64_t n = static_cast<int64_t>(p.actual.size());
   const auto fault = [&](const std::string& what) {
@@ -123,6 +124,7 @@ Result<Answer> Explain(const Problem& problem, const Options& options) {
   for (const auto fit : {FitCandidates, FitScales, FitSums, FitMoves, FitLayouts, FitValues}) {
     fit(evidence, &answer.found);
   }
+  // Stable: of explanations that cost the same the one that was tried first stays in front, on every machine.
   std::stable_sort(answer.found.begin(), answer.found.end(), [](const Explanation& a, const Explanation& b) {
     return a.cost != b.cost ? a.cost < b.cost : a.residual < b.residual;
   });

@@ -31,7 +31,7 @@ enum class Kind : uint8_t {
   kCombination,   // a · R + b · S of two named arrays
   kAdded,         // expected + constant · a named array
   kOffset,        // expected + constant
-  kOffsetOfSome,  // expected + one constant a column (an unknown bias) ...
+  kOffsetOfSome,  // expected + one constant a row or a column (an unknown bias)
   kRowsMoved,     // rows (of axis 0) of expected in another order, or repeated
   kHeadsMoved,    // the same for heads
   kColumnsMoved,  // the same for columns within a head
@@ -50,6 +50,8 @@ std::string_view NameOf(Kind kind);  // "scale", "rows moved", ...
 enum class Axis : uint8_t { kAll, kRow, kHead, kColumn, kBlock };
 std::string_view NameOf(Axis axis);
 
+// Something that actual may be, hold a part of, or take rows from. Nothing is owned: the spans must outlive Explain. An
+// array with another number of rows (as_rows) must be neither candidate nor term.
 struct NamedArray {
   std::string name;
   std::span<const double> values;      // one an element of `actual`; kRowsOf: any number of rows of the same width

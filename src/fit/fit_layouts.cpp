@@ -6,6 +6,7 @@
 namespace assay::fit {
 namespace {
 
+// No source: the pitch leads out of the memory that is known.
 constexpr int64_t kUnknown = -1;
 
 // Model whose element i is expected's element source(i); kUnknown where nothing is predicted.
@@ -14,6 +15,8 @@ void FitOrder(const Evidence& evidence, const SourceOf& source, double price, Ex
               std::vector<Explanation>* found) {
   // Most orders are refused by a look at a few elements.
   const int64_t n = evidence.size();
+  // 32 places spread evenly; three quarters must meet, as a right order may miss a tenth (hit_share) and the sample is
+  // small.
   int64_t looked = 0, met = 0;
   for (int64_t j = 0; j < 32; ++j) {
     const int64_t i = (2 * j + 1) * n / 64, s = source(i);
@@ -58,6 +61,7 @@ void FitTransposed(const Evidence& evidence, int64_t a, int64_t b, int64_t inner
                    std::vector<Explanation>* found) {
   if (a < 2 || b < 2) return;
   const int64_t stretch = a * b * inner;
+  // Written [a, b] and read [b, a], or the reverse: two different orders unless a = b.
   for (const auto& [p, q] : {std::pair{a, b}, std::pair{b, a}}) {
     Explanation x{Kind::kTransposed, Axis::kAll};
     x.parameters = std::string(what) + " swapped";
@@ -75,6 +79,8 @@ void FitPitch(const Evidence& evidence, int64_t stretch, int64_t width, const ch
               std::vector<Explanation>* found) {
   const int64_t units = stretch / width;
   if (units < 2) return;
+  // Pitches of real faults are widths of neighbouring tensors or padded rows; the limits bound the search, as each
+  // pitch costs a look at 32 elements.
   for (int64_t pitch = 1; pitch <= 4 * width && pitch <= 8192; ++pitch) {
     if (pitch == width) continue;
     Explanation x{Kind::kOtherStride, Axis::kAll};
@@ -91,6 +97,7 @@ void FitPitch(const Evidence& evidence, int64_t stretch, int64_t width, const ch
 
 }  // namespace
 
+// Rows and columns are tried with all heads together; heads alone where there are several.
 void FitLayouts(const Evidence& evidence, std::vector<Explanation>* found) {
   const Problem& p = evidence.problem();
   const int64_t width = evidence.width();

@@ -41,12 +41,15 @@ class Matcher {
       : evidence_(evidence), units_(units), source_(source) {}
 
   int64_t At(int64_t unit, int64_t k) const { return units_.at(evidence_.problem(), unit, k); }
+  // The source's bound moves with its value. A source beyond the array (rows of a longer one) takes that of unit 0.
   double BoundOf(int64_t source, int64_t k) const {
     const int64_t i = At(source, k);
     if (!source_.bound.empty()) return source_.bound[static_cast<size_t>(i)];
     return i < evidence_.size() ? evidence_.bound(i) : evidence_.bound(At(0, k));
   }
 
+  // At least hit_share of the elements meet. The probes refuse nearly all pairs after 8 of `length` comparisons, which
+  // is what makes a search over all pairs affordable.
   bool Equal(int64_t unit, int64_t source) const {
     const auto meets = [&](int64_t k) {
       return Evidence::Meets(evidence_.actual(At(unit, k)), source_.values[static_cast<size_t>(At(source, k))],
@@ -65,6 +68,7 @@ class Matcher {
     return true;
   }
 
+  // Units that are right have not moved, and need no source.
   bool Wrong(int64_t unit) const {
     for (int64_t k = 0; k < units_.length; ++k) {
       if (evidence_.wrong(At(unit, k))) return true;
@@ -83,6 +87,7 @@ struct Pattern {
   std::string text;
   double bits;
 };
+// bits: the price of the rule in the model's description, so a shift by one is far cheaper than a source for each unit.
 Pattern PatternOf(const std::vector<int64_t>& units, const std::vector<int64_t>& source, int64_t source_count,
                   const char* word) {
   const double each = std::log2(static_cast<double>(std::max<int64_t>(source_count, 2)));
@@ -101,6 +106,7 @@ Pattern PatternOf(const std::vector<int64_t>& units, const std::vector<int64_t>&
   }
   if (shifts.size() == 1) {
     int64_t shift = shifts.begin()->first;
+    // Modulo the count 7 of 8 is -1.
     if (2 * shift > source_count) shift -= source_count;
     return {unit + " " + ListText(units) + ": source " + (shift < 0 ? "-" : "+") + std::to_string(std::abs(shift)),
             each + 2};
@@ -117,6 +123,8 @@ Pattern PatternOf(const std::vector<int64_t>& units, const std::vector<int64_t>&
   return {unit + " " + text, std::min(each * static_cast<double>(units.size()), by_shift)};
 }
 
+// The search for one kind of unit. `same`: source is expected itself, and a unit is no source of its own. Quadratic in
+// the number of units, within kMostPairs.
 void FitUnits(const Evidence& evidence, const Units& units, const Source& source, bool same, const char* word,
               Explanation x, std::vector<Explanation>* found) {
   if (units.count < 1 || units.source_count < 1 || units.length < 1 || (same && units.count < 2)) return;
@@ -134,6 +142,7 @@ void FitUnits(const Evidence& evidence, const Units& units, const Source& source
       if (same && s == u) continue;
       if (matcher.Equal(u, s)) own.push_back(s);
     }
+    // Repeated rows (padding, equal tokens) match several sources; the shift that explains most units then decides.
     for (const int64_t s : own) ++votes[s - u];
   }
   Model model = evidence.Unchanged();

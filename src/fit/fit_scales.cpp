@@ -9,6 +9,7 @@
 namespace assay::fit {
 namespace {
 
+// c and its standard error, both absolute; not known: fewer than three elements to tell it from.
 struct Ratio {
   double value = 0;
   double uncertainty = 0;
@@ -26,6 +27,7 @@ Ratio RatioOf(const Evidence& evidence, const std::vector<int64_t>& elements) {
   }
   if (sizes.size() < 3) return {};
   std::nth_element(sizes.begin(), sizes.begin() + static_cast<int64_t>(sizes.size() / 2), sizes.end());
+  // Ratios of elements below the median in size are mostly noise over a small number.
   const double middle = sizes[sizes.size() / 2];
   std::vector<double> ratios;
   for (const int64_t i : elements) {
@@ -39,19 +41,23 @@ Ratio RatioOf(const Evidence& evidence, const std::vector<int64_t>& elements) {
   double top = 0, bottom = 0;
   for (const int64_t i : elements) {
     const double e = evidence.expected(i), a = evidence.actual(i);
+    // A bound of 0 would weigh infinitely; no recorded value is finer than an f32.
     const double b = std::max(evidence.bound(i), 0x1p-24 * std::abs(e));
     if (!(b > 0) || !std::isfinite(b) || !std::isfinite(a)) continue;
+    // Outliers: beyond 4 bounds and 2 % of the median's line. They are not part of what the constant explains.
     if (std::abs(a - ratio.value * e) > 4 * std::max(std::abs(ratio.value), 1.0) * b + 0.02 * std::abs(a)) continue;
     top += a * e / (b * b);
     bottom += e * e / (b * b);
   }
   if (bottom > 0) {
     ratio.value = top / bottom;
+    // Of weighted least squares with the bounds as standard deviations, scaled as the bounds are by the factor.
     ratio.uncertainty = std::abs(ratio.value) / std::sqrt(bottom);
   }
   return ratio;
 }
 
+// The bound grows with the value: expected's rounding is multiplied too.
 void Scale(const Evidence& evidence, const std::vector<int64_t>& elements, double factor, Model* model) {
   for (const int64_t i : elements) {
     model->values[static_cast<size_t>(i)] *= factor;
@@ -59,6 +65,7 @@ void Scale(const Evidence& evidence, const std::vector<int64_t>& elements, doubl
   }
 }
 
+// Expected as it is, with a bound of its own for each element, so that a part can be scaled.
 Model WithBounds(const Evidence& evidence) {
   Model model = evidence.Unchanged();
   model.bound.resize(model.values.size());
@@ -69,6 +76,7 @@ Model WithBounds(const Evidence& evidence) {
 // A factor of 0 is what FitValues tells better.
 bool Usable(const Ratio& ratio) { return ratio.known && std::isfinite(ratio.value) && std::abs(ratio.value) > 1e-9; }
 
+// First one constant for all groups that are wrong, then another for each of them.
 void FitGroups(const Evidence& evidence, Axis axis, std::vector<Explanation>* found) {
   const Groups groups = GroupsOf(evidence, axis);
   if (groups.size() < 2 || groups.wrong.empty()) return;
@@ -77,6 +85,7 @@ void FitGroups(const Evidence& evidence, Axis axis, std::vector<Explanation>* fo
     some.insert(some.end(), groups.elements[static_cast<size_t>(g)].begin(),
                 groups.elements[static_cast<size_t>(g)].end());
   }
+  // With all groups wrong it would be kScale, which FitScales has tried.
   if (groups.wrong.size() < groups.elements.size()) {
     if (const Ratio ratio = RatioOf(evidence, some); Usable(ratio)) {
       Explanation x{Kind::kScaleOfSome, axis};

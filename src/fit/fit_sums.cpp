@@ -9,6 +9,7 @@
 namespace assay::fit {
 namespace {
 
+// Of a term: its own, or that of the problem where it has none.
 double BoundOf(const Evidence& evidence, const NamedArray& array, int64_t i) {
   return array.bound.empty() ? evidence.bound(i) : array.bound[static_cast<size_t>(i)];
 }
@@ -39,6 +40,8 @@ bool Solve(const Evidence& evidence, int terms, const X& x, const Y& y, const Ke
     fit->uncertainty[0] = 1 / std::sqrt(aa);
     return true;
   }
+  // By the normal equations; a determinant below 1e-10 of its terms means that the two arrays are nearly parallel and
+  // any split of their sum fits.
   const double determinant = aa * bb - ab * ab;
   if (!(determinant > 1e-10 * aa * bb)) return false;
   fit->c[0] = (bb * ay - ab * by) / determinant;
@@ -64,6 +67,7 @@ bool SolveTwice(const Evidence& evidence, int terms, const X& x, const Y& y, Fit
   }
   if (errors.empty()) return false;
   std::nth_element(errors.begin(), errors.begin() + static_cast<int64_t>(errors.size() / 2), errors.end());
+  // Four times the median error: beyond it lies what the sum does not explain.
   const double limit = 4 * errors[errors.size() / 2];
   const Fit first = *fit;
   return Solve(
@@ -76,6 +80,7 @@ double Snapped(double value, double uncertainty) {
   return std::abs(value - integer) <= std::max(3 * uncertainty, 1e-6 * std::abs(value)) ? integer : value;
 }
 
+// A part that was added, left out (c = -1) or added several times.
 void FitAdded(const Evidence& evidence, const NamedArray& s, std::vector<Explanation>* found) {
   Fit fit;
   const auto x = [&](int, int64_t i) { return s.values[static_cast<size_t>(i)]; };
@@ -95,6 +100,7 @@ void FitAdded(const Evidence& evidence, const NamedArray& s, std::vector<Explana
   if (evidence.Judge(model, &e)) found->push_back(e);
 }
 
+// Two parts with a factor each, such as the routed and the shared experts, of which one was scaled or counted twice.
 void FitPair(const Evidence& evidence, const NamedArray& r, const NamedArray& s, std::vector<Explanation>* found) {
   Fit fit;
   const auto x = [&](int term, int64_t i) { return (term == 0 ? r : s).values[static_cast<size_t>(i)]; };
@@ -121,6 +127,7 @@ void FitPair(const Evidence& evidence, const NamedArray& r, const NamedArray& s,
   if (evidence.Judge(model, &e)) found->push_back(e);
 }
 
+// Reorders the values; 0 for none.
 double Median(std::vector<double>* values) {
   if (values->empty()) return 0;
   const auto middle = values->begin() + static_cast<int64_t>(values->size() / 2);
@@ -128,6 +135,7 @@ double Median(std::vector<double>* values) {
   return *middle;
 }
 
+// The median difference of each group: a tenth of outliers does not move it.
 void FitOffset(const Evidence& evidence, Axis axis, std::vector<Explanation>* found) {
   const Groups groups = GroupsOf(evidence, axis);
   Explanation e{axis == Axis::kAll ? Kind::kOffset : Kind::kOffsetOfSome, axis};

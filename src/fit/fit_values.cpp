@@ -25,6 +25,7 @@ void FitConstants(const Evidence& evidence, bool zero, std::vector<Explanation>*
       same &= evidence.actual(i) == v;
       wrong |= evidence.wrong(i);
     }
+    // Rows that should be constant (padding, a zero embedding) are right and explain nothing.
     if (!same || !wrong) continue;
     members.push_back(u);
     std::fill(model.values.begin() + u * cols, model.values.begin() + (u + 1) * cols, v);
@@ -103,6 +104,8 @@ void FitCoarser(const Evidence& evidence, std::vector<Explanation>* found) {
       }
     }
     if (hits == 0 || looked == 0) continue;
+    // At least 2^-10: representability of neighbours is not independent. Doubled and counted from one up, as few
+    // elements show little.
     model.chance =
         std::min(1.0, std::max(0x1p-10, 2.0 * static_cast<double>(by_chance + 1) / static_cast<double>(looked)));
     Explanation x{Kind::kCoarser, Axis::kAll};
@@ -113,6 +116,7 @@ void FitCoarser(const Evidence& evidence, std::vector<Explanation>* found) {
   }
 }
 
+// The largest magnitude that occurs, at elements that should be larger: nothing may lie above it, as it is the maximum.
 void FitSaturated(const Evidence& evidence, std::vector<Explanation>* found) {
   double top = 0;
   int64_t at_top = 0;
@@ -138,6 +142,7 @@ void FitSaturated(const Evidence& evidence, std::vector<Explanation>* found) {
 
 void FitCandidates(const Evidence& evidence, std::vector<Explanation>* found) {
   const std::vector<NamedArray>& arrays = evidence.problem().arrays;
+  // A named candidate costs the choice among the candidates and nothing else: it has no free parameter.
   const double choices = static_cast<double>(
       std::count_if(arrays.begin(), arrays.end(), [](const NamedArray& a) { return a.as_candidate; }));
   for (const NamedArray& array : arrays) {

@@ -7,6 +7,8 @@
 
 namespace assay::fit {
 
+// `found` is appended to, never cleared or sorted; kinds that a problem has no axis for add nothing. Thread-safe, as
+// Evidence is not changed.
 void FitCandidates(const Evidence& evidence, std::vector<Explanation>* found);
 // Constants: of all, of some groups, one a group; sums with named arrays; offsets.
 void FitScales(const Evidence& evidence, std::vector<Explanation>* found);

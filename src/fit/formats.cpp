@@ -8,6 +8,7 @@
 namespace assay::fit {
 namespace {
 
+// bf16's least exponent is -126 - 7, f32's -126 - 23; largest values as in tensor/dtype.h.
 constexpr std::array<Format, 6> kFormats{{{"f32", 24, -149, 0x1.fffffep127},
                                           {"f16", 11, -24, 65504},
                                           {"bf16", 8, -133, 0x1.fep127},
@@ -27,6 +28,7 @@ double SpacingAt(double x, const Format& format) {
 double RoundTo(double x, const Format& format) {
   if (!std::isfinite(x) || x == 0) return x;
   const double spacing = SpacingAt(x, format);
+  // Both by powers of two, so exact; nearbyint rounds ties to even in the default mode.
   const double rounded = std::nearbyint(x / spacing) * spacing;
   return std::abs(rounded) > format.largest ? std::copysign(format.largest, x) : rounded;
 }
@@ -34,10 +36,12 @@ double RoundTo(double x, const Format& format) {
 std::optional<Coarsest> CoarsestFormat(std::span<const double> values, int significant_bits) {
   std::unordered_set<double> distinct;
   for (const double v : values) {
+    // 4096 distinct values are surprise enough; the cap bounds the memory.
     if (std::isfinite(v) && v != 0 && distinct.size() < 4096) distinct.insert(v);
   }
   if (distinct.size() < 8) return std::nullopt;
   for (auto format = kFormats.rbegin(); format != kFormats.rend(); ++format) {
+    // From the coarsest up: the first that holds all is the answer.
     if (format->significant_bits >= significant_bits) break;
     const bool all = std::all_of(values.begin(), values.end(),
                                  [&](double v) { return !std::isfinite(v) || RoundTo(v, *format) == v; });

@@ -4,6 +4,7 @@
 
 namespace assay::fit {
 
+// One pass over the array; group_of is called once an element.
 Groups GroupsOf(const Evidence& evidence, Axis axis) {
   const Problem& p = evidence.problem();
   const int64_t width = evidence.width();

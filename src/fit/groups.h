@@ -13,7 +13,8 @@ struct Groups {
   std::vector<int64_t> wrong;                  // groups with an element to explain
   int64_t size() const { return static_cast<int64_t>(elements.size()); }
 };
-// Empty when the problem has no such axis (one head; no block size). Columns run over all heads.
+// Empty when the problem has no such axis (one head; no block size). Columns run over all heads. Every element is in
+// one group; blocks at an edge may be smaller.
 Groups GroupsOf(const Evidence& evidence, Axis axis);
 
 }  // namespace assay::fit
