@@ -58,6 +58,8 @@ Status AppendFile::Map() {
   fd_ = FileDescriptor(::open(options_.path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
   if (!fd_.valid()) return ErrnoStatus(options_.path, "cannot create the trace file", errno);
 
+  // PROT_NONE and MAP_NORESERVE: neither memory nor commit charge, so a cap of gigabytes costs nothing until it is
+  // used.
   // Addresses only, no memory. Under a tight RLIMIT_AS a smaller cap is better than no trace.
   event_cap_ = kHeaderBytes + RoundUp(std::clamp(options_.byte_cap, kPage, kLargestCap), kPage);
   for (;; event_cap_ = RoundUp(event_cap_ / 2, kPage)) {
@@ -75,6 +77,7 @@ Status AppendFile::Map() {
   }
   ::madvise(base_, range_bytes_, MADV_DONTFORK);
 
+  // The first two pages: the header's, and one for the process record, so that a file that was made can be filled.
   format::DropReason why{};
   if (!Grow(2 * kHeaderBytes, &why)) {
     const Status status = ErrnoStatus(options_.path, "cannot reserve space for the trace", last_errno());
@@ -89,6 +92,7 @@ Status AppendFile::Map() {
   header.header_bytes = kHeaderBytes;
   header.file_id = RandomBits();
   header.crc = Crc32c(&header, offsetof(format::FileHeader, crc));
+  // The tail before the magic: a reader that sees the magic finds a tail that it can use.
   LiveWord(&format::LiveArea::tail).store(kHeaderBytes, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
   std::memcpy(base_, &header, sizeof header);
@@ -107,6 +111,7 @@ int AppendFile::WriteZeros(uint64_t offset, uint64_t size_bytes) {
     const size_t part = static_cast<size_t>(std::min<uint64_t>(sizeof zeros, size_bytes - done));
     const ssize_t put = ::pwrite(fd_.get(), zeros, part, static_cast<off_t>(offset + done));
     if (put < 0 && errno == EINTR) continue;
+    // A write of 0 bytes is no progress and must not become an endless loop.
     if (put <= 0) return put < 0 ? errno : ENOSPC;
     done += static_cast<uint64_t>(put);
   }
@@ -157,9 +162,12 @@ int AppendFile::MakeReady(uint64_t end) {
   return 0;
 }
 
+// Only the first of several threads that ran out of space pays; the others find the work done when they get the lock. A
+// large step is tried first and halved while the disk refuses, down to what the record needs.
 bool AppendFile::Grow(uint64_t needed_end, format::DropReason* why) {
   const std::lock_guard<std::mutex> lock(grow_mutex_);
   const uint64_t ready = ready_end_.load(std::memory_order_relaxed);
+  // Grown by another thread while this one waited for the lock.
   if (needed_end <= ready) return true;
   if (needed_end > range_bytes_) {
     *why = format::kDropByteCap;
@@ -233,6 +241,7 @@ Status AppendFile::Close() {
   const auto in_flight = [&] {
     return LiveWord(&format::LiveArea::committed_bytes).load(std::memory_order_acquire) != tail - kHeaderBytes;
   };
+  // Polled and not signalled: a committing thread must not pay for a wake-up at every record.
   for (int waited_ms = 0; in_flight(); ++waited_ms) {
     if (waited_ms == 1000) {
       return Status::Internal(path() + ": closed with records in flight; their space stays reserved");

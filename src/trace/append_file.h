@@ -53,6 +53,7 @@ class AppendFile {
   void CountDrop(format::DropReason why) {
     std::atomic_ref<uint64_t>(live()->drops[why]).fetch_add(1, std::memory_order_relaxed);
   }
+  // Observations refused for this reason so far; a hint while other threads record.
   uint64_t drops(format::DropReason why) const {
     return std::atomic_ref<uint64_t>(live()->drops[why]).load(std::memory_order_relaxed);
   }

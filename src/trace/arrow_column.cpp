@@ -147,6 +147,7 @@ void ArrowColumn::ExportSchema(ArrowSchema* out) const {
   parts->format = format_;
   parts->name = name_;
   parts->children.resize(children_.size());
+  // children has its final size, so pointers into it stay valid while they are collected.
   size_t done = 0;
   try {
     for (; done < children_.size(); ++done) {
@@ -169,6 +170,7 @@ void ArrowColumn::ExportSchema(ArrowSchema* out) const {
   out->private_data = parts.release();
 }
 
+// Everything that may throw comes first; moving the buffers out below cannot.
 void ArrowColumn::ExportArray(ArrowArray* out) {
   auto parts = std::make_unique<ArrayParts>();
   parts->children.resize(children_.size());

@@ -48,6 +48,7 @@ class ArrowColumn {
 
   // Counts the value that was just appended and keeps the bitmap.
   void Grew(bool valid);
+  // end: bytes (text) or elements (list) up to and with the value that was just appended; below 2^31.
   void PushOffset(uint64_t end);
 
   std::string name_;

@@ -36,6 +36,7 @@ class EventTable {
   EventTable() : root_("", "+s", false, Columns()) {}
 
   // segment: null for an event without segments.
+  // Everything of the event is repeated in each of its segments' rows, so that a row can be queried by itself.
   void Append(uint64_t event_index, const TraceProcess& process, const Event& e, const Segment* segment,
               int32_t segment_index) {
     next_ = 0;
@@ -77,6 +78,7 @@ class EventTable {
     if (segment != nullptr) {
       AppendSegment(*segment, segment_index);
     } else {
+      // Columns of the segment: not known is null, not 0.
       while (next_ < n_columns_) Next().Null();
     }
     root_.End();
@@ -87,6 +89,8 @@ class EventTable {
  private:
   static std::string_view FileName(std::string_view path) { return path.substr(path.rfind('/') + 1); }
 
+  // Format letters: u text, l L 64-bit signed and unsigned, i I 32-bit, s 16-bit, g double, b Boolean, tsn: nanoseconds
+  // since 1970. The order is that of Append and AppendSegment.
   std::vector<ArrowColumn> Columns() {
     std::vector<ArrowColumn> c;
     const auto add = [&c](const char* name, const char* format, bool nullable) {

@@ -61,6 +61,7 @@ class In {
   bool good() const { return good_; }
 
  private:
+  // False as well once an earlier read failed, so a chain of reads is asked once, at its end.
   bool Need(size_t n) {
     if (n > rest_.size()) good_ = false;
     return good_;

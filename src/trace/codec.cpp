@@ -33,6 +33,8 @@ bool IsContiguous(const Event& event) {
 // Whether it says anything but "not sharded".
 bool HasShard(const Shard& s) { return s.index != 0 || s.count != 1 || s.col_offset != 0 || s.full_cols != 0; }
 
+// A group is there when its content differs from what its absence means; most events then have metadata alone or no
+// group.
 uint16_t GroupsOf(const Event& event) {
   unsigned groups = 0;
   if (HasShard(event.shard)) groups |= format::kGroupShard;
@@ -44,6 +46,7 @@ uint16_t GroupsOf(const Event& event) {
   return static_cast<uint16_t>(groups);
 }
 
+// Of the metadata group: two lengths of 4 bytes a pair, the texts, padding.
 uint64_t MetaBytes(const Metadata& meta) {
   uint64_t bytes = 0;
   for (const auto& [key, value] : meta) bytes += 8 + key.size() + value.size();
@@ -65,6 +68,7 @@ class Put {
     if (n > 0) std::memcpy(at_, data, n);
     at_ += n;
   }
+  // Zeros up to the next multiple of 8 from `start`, which is 8-aligned in the file.
   void PadFrom(const unsigned char* start) {
     while ((at_ - start) % 8 != 0) *at_++ = 0;
   }
@@ -260,6 +264,7 @@ std::string_view FindMeta(const unsigned char* record, std::string_view key) {
   return {};
 }
 
+// The order of groups is that of EncodeEvent; CheckEvent has bounded each of them, so nothing is checked again.
 Event DecodeEvent(const unsigned char* record) {
   EventFixed fixed;
   std::memcpy(&fixed, record + sizeof(RecordHeader), sizeof fixed);

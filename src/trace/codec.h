@@ -32,6 +32,7 @@ std::string_view FindMeta(const unsigned char* record, std::string_view key);
 
 // --- other records: body bytes behind AuxHead ------------------------------------------------------------------------
 
+// Bodies without padding; the writer pads the record. Texts are u32 length and bytes, lists a u64 count and the items.
 std::string EncodeProcess(const ProcessInfo& process);
 std::string EncodeSite(const SiteInfo& site);
 std::string EncodeRequest(const RequestInfo& request);

@@ -75,6 +75,7 @@ std::string SingleQuote(std::string_view word) {
 
 }  // namespace
 
+// A list of harmless bytes and not of dangerous ones: a shell that knows a further special character is safe too.
 std::string ShellQuote(std::string_view word) {
   constexpr std::string_view kHarmless = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./=:,+@%";
   if (!word.empty() && word.find_first_not_of(kHarmless) == std::string_view::npos) return std::string(word);
@@ -113,6 +114,7 @@ Status RebuildManifest(const std::string& dir) {
       const auto bytes = file.value().bytes();
       status = ReadTraceFileSummary({reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size()}, name, &index);
     }
+    // A file that cannot be read keeps its place in the list with the reason, and the others are still described.
     if (status.ok()) {
       WriteProcess(index, name, &json);
       events += index.event_count_hint;

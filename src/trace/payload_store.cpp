@@ -19,6 +19,7 @@ Result<PayloadRef> StorePayload(const std::string& dir, const void* data, uint64
                                 uint64_t* written_bytes) {
   *written_bytes = 0;
   PayloadRef ref;
+  // The name before anything is written: content that is there already costs the hash alone.
   ref.sha256 = Sha256::HexOf(data, size_bytes);
   ref.size_bytes = size_bytes;
   const std::string folder = dir + "/" + kPayloadFolder;

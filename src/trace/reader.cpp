@@ -205,6 +205,7 @@ Result<std::span<const std::byte>> Trace::payload(const PayloadRef& ref) const {
   }
   const std::string name = HexEncode(wanted.data(), wanted.size());
   const std::string file_path = impl_->dir + "/" + kPayloadFolder + "/" + name;
+  // Held while the hash is computed: two threads that want the same payload hash it once.
   const std::lock_guard<std::mutex> lock(impl_->payload_mutex);
   auto found = impl_->payloads.find(name);
   if (found == impl_->payloads.end()) {

@@ -70,6 +70,7 @@ class EventView {
   void row_cell(int32_t i, int32_t row, RowCell* out) const;
   uint64_t row_digest(int32_t i, int32_t row) const;  // of row_cell, without the rest
   void head_cell(int32_t i, int32_t head, HeadCell* out) const;
+  // The whole event with all cells and sketches: allocates some KiB for each segment with grids.
   Event Decode() const;
 
  private:

@@ -60,6 +60,7 @@ unsigned char* PutValue(unsigned char* out, const T& value) {
   return out + sizeof value;
 }
 
+// The product is exact unless it leaves the range of double: a float has 24 bits, the scale is a power of two.
 void ReadFloats(const unsigned char* at, int n, int16_t exponent, double* out) {
   const double scale = ScaleOf(exponent);
   for (int i = 0; i < n; ++i) {
@@ -182,6 +183,7 @@ uint64_t CheckSegment(const unsigned char* at, uint64_t available) {
   // Readers add the number of rows to both without looking for an overflow; without rows they count one.
   const int64_t rows = std::max<int64_t>(fixed.n_rows, 1);
   if (fixed.first_row < 0 || fixed.first_row > INT64_MAX - rows || fixed.first_position > INT64_MAX - rows) return 0;
+  // Counts are handed out as int32_t.
   if (fixed.n_row_cells > 0x7fffffffu || fixed.n_head_cells > 0x7fffffffu) return 0;
   const uint64_t needed =
       fixed.fixed_bytes + VariableBytes(fixed.flags, fixed.n_row_cells, fixed.n_head_cells, fixed.n_bins);

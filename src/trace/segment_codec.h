@@ -29,6 +29,8 @@ struct SegmentParts {
   const unsigned char* heads = nullptr;
   const unsigned char* bins = nullptr;
 };
+// Pointers into the record; they live as long as its bytes. rows, heads and bins are set even where they have no
+// elements. Cells are read by index below n_row_cells and n_head_cells of `fixed`.
 SegmentParts PartsOf(const unsigned char* at);
 void ReadSketch(const SegmentParts& parts, double out[kSketchSize]);
 void ReadRowCell(const SegmentParts& parts, uint32_t row, RowCell* out);

@@ -24,6 +24,7 @@ FileHeader HeaderOf(std::span<const unsigned char> bytes) {
   return header;
 }
 
+// At least a whole header with the magic in front.
 bool HasMagic(std::span<const unsigned char> bytes) {
   return bytes.size() >= sizeof(FileHeader) && std::memcmp(bytes.data(), format::kMagic, sizeof format::kMagic) == 0;
 }
@@ -63,6 +64,7 @@ class Collector {
   Collector(TraceFileIndex* index, DamageList* damages, bool newer_minor)
       : index_(index), damages_(damages), newer_minor_(newer_minor) {}
 
+  // A record that does not decode is damage and nothing else: those behind it are still taken.
   void Take(const Record& record) {
     TraceProcess& process = index_->process;
     auto body = record.body();
@@ -174,6 +176,7 @@ LiveArea ReadLive(std::span<const unsigned char> bytes, TraceFileIndex* index) {
   return live;
 }
 
+// Offset of the first record: at least a page, at most the end of the file.
 uint64_t RecordsBegin(std::span<const unsigned char> bytes) {
   const FileHeader header = HeaderOf(bytes);
   // A newer minor version may have a longer header; a damaged one must not send the scan astray.
@@ -227,6 +230,7 @@ Status IndexTraceFile(std::span<const unsigned char> bytes, const std::string& n
       sites_needed = std::max(sites_needed, site == UINT32_MAX ? site : site + 1);
     }
   }
+  // A forged site id of some billions would make a table of gigabytes; such events go, and the rest is indexed anew.
   if (sites_needed > collector.max_sites()) {
     const uint32_t max = collector.max_sites();
     std::erase_if(index->events, [&](uint64_t offset) {

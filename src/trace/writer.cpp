@@ -88,6 +88,7 @@ struct Session {
   bool closed = false;
 };
 
+// For a user: names the setting that would let the event in.
 const char* ReasonText(DropReason why) {
   switch (why) {
     case format::kDropByteCap:
@@ -111,8 +112,10 @@ struct TraceWriter::Impl {
   std::string dir;
   ProcessInfo process;
   std::atomic<Session*> session{nullptr};
+  // pid of the process whose thread is opening a child's file, 0: none. A lock that no fork can leave locked.
   std::atomic<pid_t> reopening{0};
   Replay replay_head;  // sentinel
+  // Last node; only moved under aux_mutex.
   std::atomic<Replay*> replay_tail{nullptr};
   // Of the current session's file; changes with it.
   std::string path;
@@ -209,10 +212,12 @@ struct TraceWriter::Impl {
     if (record == nullptr) return Refused(s, why);
     format::AuxHead head{s->file->aux_head()};
     const uint16_t kind_and_zero[2] = {kind, 0};
+    // Offset 12 is RecordHeader::kind; tag and size stand since Reserve, the checksum comes with Commit.
     std::memcpy(record + 12, kind_and_zero, 4);
     std::memcpy(record + sizeof(format::RecordHeader), &head, sizeof head);
     std::memcpy(record + sizeof(format::RecordHeader) + sizeof head, body.data(), body.size());
     s->file->Commit(record);
+    // After the commit: the chain never leads to a record that is not whole.
     s->file->set_aux_head(s->file->OffsetOf(record));
     return {};
   }
@@ -225,6 +230,7 @@ struct TraceWriter::Impl {
     return Status::Environment(s->file->path() + ": " + ReasonText(why));
   }
 
+  // The drop is counted in memory: there is no file to count it in.
   static Status NoFile(Session* s) {
     s->orphan_drops.fetch_add(1, std::memory_order_relaxed);
     return Status::Environment(s->error);
