@@ -17,14 +17,14 @@ double ChiSquareTail(double x, int k) {
   return std::exp(-x / 2 + std::log(sum));
 }
 
-// One character class at pattern[*i] == '['; moves *i behind it. An unclosed class matches nothing.
-// A class that is not closed matches nothing, where the recorder's filters take it as text: tolerances are typed by
-// hand, and CheckPatterns then says so.
+// One character class at pattern[*i] == '['; moves *i behind it. A class that is not closed matches nothing, where the
+// recorder's filters take it as text: tolerances are typed by hand, and CheckPatterns then says so.
 bool ClassMatches(std::string_view pattern, size_t* i, char c) {
   size_t j = *i + 1;
   const bool negated = j < pattern.size() && pattern[j] == '!';
   if (negated) ++j;
   bool found = false;
+  // A ']' right behind the bracket is a member, as in a shell.
   for (bool first = true; j < pattern.size() && (first || pattern[j] != ']'); first = false) {
     if (j + 2 < pattern.size() && pattern[j + 1] == '-' && pattern[j + 2] != ']') {
       found |= pattern[j] <= c && c <= pattern[j + 2];
@@ -96,12 +96,15 @@ double RoundoffOf(DType dtype, DType compute_dtype) {
 }
 
 double RoundingNoise(double u, double roundings, bool contracts, double k) {
+  // The walk of K roundings of one size is sqrt(K) of one (independent signs); roundings of the result add in the same
+  // way.
   constexpr double kF32 = 0x1p-24;
   const double accumulator = std::min(u, kF32);
   const double walk = contracts ? accumulator * std::sqrt(std::max(k, 1.0)) : 0;
   return std::sqrt(u * u * roundings + walk * walk);
 }
 
+// z comes from the union over cols^2 / 2 pairs of a Gaussian tail exp(-z^2 / 2); never more than all of l2 on one pair.
 double PairChange(double l2, int64_t cols, int terms, double p) {
   const auto n = static_cast<double>(std::max<int64_t>(cols, 1));
   const double z = std::sqrt(2 * std::max(std::log(n) * 2 - std::log(2 * p), 0.0));

@@ -23,6 +23,7 @@ int ThreadsOf(const DiffOptions& options) {
 }
 
 // Noise of each site between a run and the same run with its inputs disturbed by one unit in the last place.
+// Judged like any comparison, without tolerances; only the figures are used, not the verdict.
 Result<std::map<std::string, double>> MeasureFloor(const Trace& a, const DiffOptions& options) {
   std::map<std::string, double> floor;
   if (options.floor_trace.empty()) return floor;
@@ -119,6 +120,7 @@ std::string Percent(uint64_t part, uint64_t whole) {
   return std::to_string(whole == 0 ? 0 : part * 100 / whole) + " %";
 }
 
+// One line for people, the verdict's word first; coverage in numbers, as "same" of two sites says little.
 std::string Summarise(const DiffResult& result) {
   const Coverage& c = result.coverage;
   const std::string covered = std::to_string(c.sites_compared) + " of " + std::to_string(c.sites_common) +
@@ -187,6 +189,7 @@ Result<DiffResult> Diff(const Trace& a, const Trace& b, const DiffOptions& optio
   // Weights alone say nothing about runs that recorded token rows.
   uint64_t judged_rows = 0, judged_tokens = 0;
   for (const SiteOutcome& site : judgement.sites) {
+    // Rows set aside were looked at and not judged: a verdict that rests on none of them is none.
     const uint64_t judged = site.comparison.rows - site.comparison.rows_set_aside;
     judged_rows += judged;
     if (index.sites[site.site].has_rows) judged_tokens += judged;

@@ -53,6 +53,7 @@ class Maker {
     bad_.bound = outcome_.bound;
     bad_.bound_basis = outcome_.basis;
     bad_.method = outcome_.reason == RootReason::kChoice ? "diff: digests" : "diff: sketches";
+    // A comparison knows where, seldom what: the class is unknown until rows explain themselves.
     bad_.cls = outcome_.reason == RootReason::kNonFinite ? fault_class::kRange : fault_class::kUnknown;
     // Steps of a judgement, not of a probability: how far beyond the bound, and whether the inputs were seen.
     const double excess = outcome_.bound > 0 ? outcome_.measured / outcome_.bound : 1e9;
@@ -113,6 +114,7 @@ class Maker {
     for (auto& [request, found] : by_request) {
       found.step = StepOf(request, PositionOf(found.rows.front()));
       if (best == nullptr || (found.step >= 0 && found.step < best->step)) {
+        // The first request stays when no step is known; else the smallest step wins.
         best = &found;
         request_ = request;
       }
@@ -196,6 +198,7 @@ class Maker {
         nonfinite[head] |= a.nonfinite != b->second.nonfinite;
       }
     }
+    // Against the worst head: all heads carry some rounding, so differing at all says nothing.
     double worst = 0;
     for (const auto& [head, sum] : differs) worst = std::max(worst, sum);
     std::vector<int32_t> found;
@@ -240,6 +243,7 @@ class Maker {
       std::sort(ranks[side].begin(), ranks[side].end());
     }
     const bool replica = outcome_.reason == RootReason::kReplica;
+    // Copies of a part differ: a rank holds another rank's columns.
     if (replica && cut) bad_.cls = fault_class::kTpShard;
     std::vector<int32_t> found;
     const bool by_rows = site_.has_rows && FormatOf(index_, kA, site_).row_grid && FormatOf(index_, kB, site_).row_grid;
@@ -283,6 +287,7 @@ class Maker {
       for (int k = 0; k < (by_rows ? kRowSketchSize : kSketchSize); ++k) diff += std::pow(x[k] - y[k], 2);
       norm += std::max(a.sum_sq, b.sum_sq);
     }
+    // The bound is that of the whole row; a rank's part is held against it for want of one of its own, 1e-6 at least.
     return norm > 0 && std::sqrt(diff / norm) > std::max(outcome_.bound, 1e-6);
   }
 
@@ -316,6 +321,7 @@ class Maker {
 
 }  // namespace
 
+// In the order of the sites, which is causal: the first entry is where the fault begins.
 std::vector<FirstBad> MakeFindings(const JointIndex& index, const SiteGraph& graph, const Judgement& judgement) {
   std::vector<FirstBad> out;
   for (const SiteOutcome& outcome : judgement.sites) {

@@ -62,6 +62,8 @@ class Builder {
     index_.trace[kB] = &b;
   }
 
+  // The order matters: sites and announced requests are numbered before both scans, what only a scan can see after
+  // them.
   Result<JointIndex> Run() {
     NumberSites();
     NumberRequests();
@@ -144,6 +146,7 @@ class Builder {
   void Scan(int side) {
     const Trace& trace = *index_.trace[side];
     const uint64_t n = trace.event_count();
+    // Event numbers are kept in 32 bits.
     if (n >= kNone) {
       failure_[side] = Status::BadInput(trace.path() + ": more than 2^32 events; compare it in parts");
       return;
@@ -384,6 +387,8 @@ Result<JointIndex> JointIndex::Build(const Trace& a, const Trace& b, int threads
   return Builder(a, b, threads).Run();
 }
 
+// The hint is the interval of the last answer: rows of a site come in ascending order, so most calls end at it or at
+// the one behind.
 int64_t JointIndex::row(uint32_t request, int32_t position, size_t* hint) const {
   auto holds = [&](size_t i) {
     return i < intervals.size() && intervals[i].request == request && position >= intervals[i].first &&
@@ -408,6 +413,7 @@ int64_t JointIndex::row(uint32_t request, int32_t position, size_t* hint) const 
 }
 
 const RowInterval& JointIndex::interval_of(uint32_t row) const {
+  // Bases ascend from 0, so some interval always begins at or before the row.
   auto it = std::upper_bound(intervals.begin(), intervals.end(), row,
                              [](uint32_t r, const RowInterval& interval) { return r < interval.base; });
   return *(it - 1);

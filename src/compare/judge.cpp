@@ -118,6 +118,7 @@ class Judge {
   // --- verdicts -----------------------------------------------------------------------------------------------
 
   // ||sketch(out) - sum of sketches(inputs)|| / size, on each side: what a sum did beside adding. False: not all there.
+  // (Sketches are linear: that of a sum is the sum of the sketches, whatever the values are.)
   bool SumResidual(const GraphNode& node, uint32_t row, const Cell& out, double residual[2], double* size) const {
     if (!node.direct || !out.grid) return false;
     double rest[2][kRowSketchSize];
@@ -183,12 +184,15 @@ class Judge {
         }
         // A logarithm has a natural unit: near 0 its error is that of the scores, not of its own size.
         const double unit = log_scale ? std::sqrt(static_cast<double>(judged.cols)) : 0;
+        // What differences are relative to: a row that comes out unusually small is judged by the size that its inputs
+        // give rows.
         const double size = std::max<double>({cell.norm, typical_gain * in.norm, unit});
         // Behind a wrong input the question is only whether the row differs at all.
         const double growth = in.bad ? in.typical
                               : node.op == SiteOp::kAdd || node.op == SiteOp::kReduce
                                   ? (size > 0 ? in.absolute / size : 0)
                                   : in.relative;
+        // Without the sketch's spread: what JudgeMajority holds the median of all rows against.
         const double limit = in.condition * (noise_ + growth);
         worst_condition_ = std::max(worst_condition_, in.condition);
         const double bound = tolerance >= 0 ? tolerance : spread * limit + kStored;
@@ -221,6 +225,7 @@ class Judge {
     JudgeMajority(s);
   }
 
+  // Of the whole site: sums over all rows, rows set aside left out.
   void AddToCosine(const Cell& cell) {
     if (!cell.grid) return;
     for (int k = 0; k < kRowSketchSize; ++k) {
@@ -231,6 +236,9 @@ class Judge {
     }
   }
 
+  // A residual add is exact but for its own rounding, so it is judged without the growth of its inputs' difference: a
+  // part that was left out or added twice shows where the general bound, which allows for different inputs, would hide
+  // it.
   void JudgeSum(const GraphNode& node, uint32_t row, const Cell& cell, bool* wrong, RootReason* reason, double* shown,
                 double* shown_bound) const {
     double residual[2], size = 0;
@@ -282,6 +290,8 @@ class Judge {
     outcome_.roots.push_back(row);
   }
 
+  // Scores that differ by rounding may choose differently where two of them nearly tie. Only a gap that rounding cannot
+  // have closed is a fault; the rest is set aside, and all that depends on the choice with it.
   void JudgeChoice(uint32_t s, uint32_t row, const InputState& in, Cell* cell) {
     Keep(row, false, in, RootReason::kChoice, cell->relative(), 0, cell);
     if (cell->diff == 0 && !cell->nonfinite_differs) return;
@@ -328,6 +338,8 @@ class Judge {
         if (cells[ratio_rows_[i]].decode == decode) ratios.push_back(ratios_[i]);
       }
       if (ratios.size() < kMajorityRows) continue;
+      // n rows together have 4 n buckets. Of nearly normal ratios the median is 2 / pi as efficient as the mean, which
+      // leaves 2.5 n; 2 n is on the safe side.
       const double factor = SpreadAbove(static_cast<int>(std::min<size_t>(ratios.size() * 2, 512)),
                                         options_.false_alarm / static_cast<double>(index_.sites.size()));
       if (Median(&ratios) <= factor) continue;
@@ -346,6 +358,7 @@ class Judge {
   // Rounding noise of the operation on both sides, relative to the output.
   double NoiseOf(uint32_t s) {
     const GraphNode& node = graph_.nodes[s];
+    // K of the contraction: columns of the widest input, and the keys that attention sums over.
     int64_t products = 1;
     for (const GraphEdge& edge : node.edges) products = std::max(products, judged_[edge.site].cols);
     if (node.op == SiteOp::kAttention || node.op == SiteOp::kMerge) products += LongestRequest();
@@ -398,6 +411,7 @@ class Judge {
       if (cell.state == CellState::kOk) within.push_back(relative);
       if (cell.state != CellState::kAbsent && cell.state != CellState::kAside) all.push_back(relative);
     }
+    // From the rows that are right alone: a fault must not widen the bounds of the sites behind it.
     judged.noise = Quantile90(&within);
     outcome_.difference = Quantile90(&all);
     const GraphNode& node = graph_.nodes[s];

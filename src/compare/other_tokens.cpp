@@ -19,6 +19,7 @@ std::vector<uint8_t> RowsBehindOtherTokens(const JointIndex& index) {
     if (site.name == "next_token") token_site = s;
     if (site.name == "embed") embed_site = s;
   }
+  // Level stats without next_token: nothing says that the runs parted.
   if (token_site < 0) return out;
   CellReader reader(index);
   Coverage not_counted;
@@ -36,6 +37,8 @@ std::vector<uint8_t> RowsBehindOtherTokens(const JointIndex& index) {
       out[row] = behind;
       if (behind || tokens[row].state == CellState::kAbsent || tokens[row].diff == 0) continue;
       if (interval.first + int64_t{k} < prompt - 1) continue;  // the next input is the prompt's, not this choice
+      // The next row's embedding tells what the run was really fed: equal in spite of another choice when tokens were
+      // given.
       const bool fed = k + 1 < interval.count && !embeds.empty() && embeds[row + 1].state != CellState::kAbsent;
       behind = !fed || embeds[row + 1].relative() > kOtherToken;
     }

@@ -60,6 +60,7 @@ class Accumulator {
   }
 
  private:
+  // Non-finite elements are counted and enter no sum: one NaN would hide what all others say.
   void AddElement(double x, double y, double u, const StoredRow& row, int64_t col) {
     ++out_.elements;
     const int class_x = ClassOf(x), class_y = ClassOf(y);
@@ -283,6 +284,7 @@ class Comparer {
   uint64_t bytes_ = 0;
 };
 
+// Looked for on disk first: without the folder no event has to be decoded to find that it stored nothing.
 bool HasPayloads(const Trace& trace) {
   std::error_code error;
   const std::filesystem::path path(trace.path());

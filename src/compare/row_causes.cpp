@@ -49,6 +49,8 @@ class Explainer {
         op_(graph.nodes[site].op),
         residual_(std::clamp(noise, kFitResidual, kLargestResidual)) {}
 
+  // Equal bits before fits, and fits of one constant before those of a constant and an input: what is more certain
+  // answers first.
   RowCause Run(const std::vector<uint32_t>& rows, bool nonfinite) {
     Load(rows);
     if (nonfinite) ExplainNonFinite();
@@ -137,6 +139,7 @@ class Explainer {
       for (const WrongRow& wrong : rows_) {
         zero += wrong.value[side].sum_sq == 0 && wrong.value[1 - side].sum_sq > 0;
       }
+      // Nine rows of ten: a result that is zero in a few rows is no unwritten buffer.
       if (zero * 10 < rows_.size() * 9) continue;
       cause_.cls = fault_class::kUnwritten;
       cause_.evidence.push_back(std::to_string(zero) + " of " + std::to_string(rows_.size()) +
@@ -229,6 +232,8 @@ class Explainer {
     }
   }
 
+  // Another layer's site of the same definition: a buffer or cache slot may be mixed up between layers, with equal
+  // shapes.
   bool SameDefinition(uint32_t other) const {
     const SiteName &a = index_.sites[site_].parsed, &b = index_.sites[other].parsed;
     return other == site_ || (a.def != nullptr && a.def == b.def && a.chunk == b.chunk && a.partial == b.partial);
@@ -326,6 +331,7 @@ class Explainer {
         for (const WrongRow& wrong : rows_) {
           wanted.emplace(Key(wrong.request, wrong.position), &wrong.value[side]);
         }
+        // Partial results of 64 ranks at most are tried.
         for (int32_t rank = 0; rank < 64; ++rank) {
           size_t equal = 0;
           ForEachRequest(s, side, rank, [&](uint32_t request, const SideRows& values) {
@@ -360,8 +366,10 @@ class Explainer {
       bb += Dot(b, b);
     }
     if (!(aa > 0) || !(bb > 0)) return;
+    // Least squares over all wrong rows together, in the sketches' space: 4 buckets a row.
     const double c = ab / aa;
     const double rest = std::sqrt(std::max(0.0, bb - c * ab) / bb);
+    // A factor that is nearer to 1 than its own residual is no factor.
     if (!(std::fabs(c - 1) > 4 * rest) || rest > residual_) return;
     const std::string& stem = index_.sites[site_].parsed.stem;
     const bool lse = stem.ends_with("lse");
@@ -400,6 +408,8 @@ class Explainer {
         }
       }
       if (!(gap_sq > kFitResidual * kFitResidual * value_sq)) continue;  // this side adds up
+      // The gap is the smaller, the more the rounding of the large sum weighs in it: the residual that rounding
+      // explains grows alike, up to the largest that still counts as a fit.
       const double allowed = std::min(residual_ * std::sqrt(value_sq / gap_sq), kLargestResidual);
       for (size_t e = 0; e < edges.size(); ++e) {
         if (!(own[e] > 0)) continue;

@@ -64,6 +64,7 @@ InputState RowInputs::Of(uint32_t row, const Cell& out) const {
     }
     const Context& context = contexts_[e];
     in.bad |= context.bad;
+    // The mean and not the sum: probabilities add up to 1, so attention averages its keys' errors.
     const double mean = context.rows > 0 ? std::sqrt(context.sum_sq / static_cast<double>(context.rows)) : 0;
     const double typical = judged_[edge.site].noise;
     AddDifference(std::max({mean, context.aside, typical}), typical, 0, edge.gain, &in);
@@ -132,6 +133,7 @@ const std::vector<uint8_t>& RowInputs::BadByPosition(uint32_t site) {
 
 void RowInputs::AddToContext(uint32_t site, int64_t position, const Cell& cell, Context* context) {
   if (cell.state == CellState::kAbsent) return;
+  // A gap: rows that this request read from the cache of another one (a shared prefix).
   if (position > context->next) {
     const std::vector<uint8_t>& bad = BadByPosition(site);
     for (int64_t p = std::max<int64_t>(context->next, 0); p < position && p < static_cast<int64_t>(bad.size()); ++p) {
@@ -151,6 +153,7 @@ void RowInputs::AddToContext(uint32_t site, int64_t position, const Cell& cell, 
 
 // Where the row was not recorded at the edge's site: what that site is computed from.
 void RowInputs::AddSameRow(const GraphEdge& edge, uint32_t row, const Cell& out, int depth, InputState* state) const {
+  // Bounds the walk over sites that lack the row; chains of the site table are shorter.
   constexpr int kMaxDepth = 8;
   const JudgedSite& input = judged_[edge.site];
   if (input.cells.empty()) return;

@@ -39,6 +39,8 @@ class RowInputs {
  public:
   RowInputs(const JointIndex& index, const SiteGraph& graph, const std::vector<JudgedSite>& judged);
 
+  // BeginSite, then for each request BeginRequest and its rows in ascending order: contexts grow on the way and are
+  // never walked again.
   void BeginSite(uint32_t site);
   void BeginRequest();
   // Each row of the request, ascending, whether the site has it or not.

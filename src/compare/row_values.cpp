@@ -34,6 +34,7 @@ class RowReader {
   RowReader(const JointIndex& index, int side, bool by_rows, int32_t only_rank, SideRows* out)
       : index_(index), side_(side), by_rows_(by_rows), only_rank_(only_rank), out_(out) {}
 
+  // Pieces [begin, end) of one site and request, in order of position and recording.
   void Run(size_t begin, size_t end) {
     out_->clear();
     if (begin == end) return;
@@ -175,6 +176,7 @@ class RowReader {
   void JoinRanks() {
     std::stable_sort(parts_.begin(), parts_.end(),
                      [](const Part& a, const Part& b) { return a.value.position < b.value.position; });
+    // Only the trace itself tells how many ranks took part; rows with fewer have lost one.
     // A partial sum is whole when as many ranks gave one as for any other row.
     size_t kept = 0;
     size_t ranks_needed = 0;
@@ -276,6 +278,7 @@ SideFormat FormatOf(const JointIndex& index, int side, const JointSite& site) {
     const Piece& piece = index.pieces[side][i];
     const EventView event = index.trace[side]->event(piece.event);
     const SegmentSummary segment = event.segment(static_cast<int32_t>(piece.segment));
+    // One segment without row cells turns the site to comparison by blocks on both sides.
     out.row_grid &= segment.n_row_cells == static_cast<int64_t>(piece.rows());
     if (i == begin) {
       const Shard shard = event.shard();

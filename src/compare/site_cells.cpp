@@ -22,6 +22,7 @@ std::string KeysIn(const Trace& trace, uint32_t event) {
   return {};
 }
 
+// By the site's first piece on the side. REQUIRES: it has one.
 bool SaysKeys(const JointIndex& index, int side, const JointSite& site) {
   return !KeysIn(*index.trace[side], index.pieces[side][site.begin[side]].event).empty();
 }
@@ -113,6 +114,7 @@ void CellReader::AddCell(uint32_t request, size_t i, size_t j, size_t* hint, Sit
   cell.norm = static_cast<float>(std::sqrt(std::max(a.sum_sq, b.sum_sq)));
   cell.nonfinite_differs = a.nonfinite != b.nonfinite;
   cell.state = CellState::kOk;
+  // Digests are of bits, so they only speak for equal types; a cut one does not speak for the whole row.
   const bool equal = same_dtype_ && a.digest_whole && b.digest_whole && a.digest == b.digest;
   if (out->by_rows) {
     cell.grid = true;

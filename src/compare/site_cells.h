@@ -52,13 +52,17 @@ class CellReader {
   uint64_t incomplete(int side) const { return incomplete_[side]; }
 
  private:
+  // rows_ of both sides, aligned by position, into cells.
   void JoinRows(uint32_t request, SiteCells* out, Coverage* coverage);
   void AddCell(uint32_t request, size_t i, size_t j, size_t* hint, SiteCells* out, Coverage* coverage);
+  // "first:last" of a chunk's keys; empty: not said.
   const std::string& KeysOf(int side, const RowValue& value);
 
   const JointIndex& index_;
   SideRows rows_[2];  // of the request at hand
+  // Of the site at hand.
   bool same_dtype_ = true, chunk_ = false;
+  // The event that keys_ was read from; a cache of one.
   uint32_t keys_event_[2] = {~uint32_t{0}, ~uint32_t{0}};
   std::string keys_[2];
   uint64_t repeated_[2] = {0, 0}, incomplete_[2] = {0, 0};

@@ -53,6 +53,7 @@ class GraphBuilder {
     int32_t below = -1;                           // nearest recorded layer below
   };
 
+  // The judge frees a site's cells behind its last reader.
   void UsedBy(uint32_t site, uint32_t reader) {
     graph_.nodes[site].last_use = std::max(graph_.nodes[site].last_use, reader);
   }
@@ -156,6 +157,7 @@ class GraphBuilder {
     const auto it = numbers_.find(name);
     return it != numbers_.end() && comparable_[it->second] ? int64_t{it->second} : -1;
   }
+  // On either side, compared or not.
   bool Recorded(const std::string& name) const { return numbers_.count(name) > 0; }
 
   // Full names behind an input's name.
@@ -206,6 +208,7 @@ class GraphBuilder {
       materialised = it->second.materialised;
     }
     Ancestors out;
+    // Layers that recorded sites of both paths (prefill materialised, decode absorbed) read both lists.
     std::string_view lists[2] = {materialised ? def.inputs_materialised : "", absorbed ? def.inputs_absorbed : ""};
     if (lists[0] == lists[1]) lists[1] = "";
     for (std::string_view list : lists) {
