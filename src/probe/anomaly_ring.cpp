@@ -49,6 +49,7 @@ std::vector<PendingEvent> AnomalyRing::Push(PendingEvent event, uint64_t occurre
     out.push_back(std::move(event));
     return out;
   }
+  // The rest of the step in which something went wrong: it belongs to the picture and is written as it comes.
   if (step <= written_through_) {
     std::vector<PendingEvent> out;
     out.push_back(std::move(event));
@@ -57,6 +58,7 @@ std::vector<PendingEvent> AnomalyRing::Push(PendingEvent event, uint64_t occurre
   const uint64_t size_bytes = ApproximateBytes(event);
   held_.push_back({step, size_bytes, std::move(event)});
   held_bytes_ += size_bytes;
+  // An event larger than the whole cap goes at once, and is counted like the others.
   while (!held_.empty() && held_bytes_ > memory_cap_) {
     DropOldest();
     ++evicted_;
@@ -64,6 +66,7 @@ std::vector<PendingEvent> AnomalyRing::Push(PendingEvent event, uint64_t occurre
   return {};
 }
 
+// Called by a host that saw something itself: events of the newest step are written as after an anomaly.
 std::vector<PendingEvent> AnomalyRing::Trigger() {
   ++triggers_;
   written_through_ = std::max(written_through_, newest_);

@@ -51,6 +51,7 @@ class AnomalyRing {
     uint64_t size_bytes;
     PendingEvent event;
   };
+  // Empties the ring; oldest first.
   std::vector<PendingEvent> TakeAll();
   void DropOldest();
 

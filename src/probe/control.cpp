@@ -22,6 +22,7 @@ namespace {
 constexpr const char* kSuffix = ".control";
 constexpr size_t kFileBytes = 4096;
 
+// At most 63 characters for a file name; what is no letter or digit becomes '_'.
 std::string SafeName(const std::string& host) {
   std::string safe;
   for (char c : host.substr(0, 63)) safe += std::isalnum(static_cast<unsigned char>(c)) || c == '-' ? c : '_';
@@ -69,6 +70,7 @@ bool Selection::wants_request(uint64_t request) const {
 // Two pages at one mapping: private for the owner's word, and behind it the one that a file is mapped over.
 std::unique_ptr<ArmSwitch> ArmSwitch::Create(const std::string& dir, const std::string& host, bool armed) try {
   std::unique_ptr<ArmSwitch> made(new ArmSwitch);
+  // Pages may be larger than the file's 4096 bytes (64 KiB on some machines); the file is then as large as a page.
   made->page_bytes_ = std::max(static_cast<size_t>(::sysconf(_SC_PAGESIZE)), kFileBytes);
   void* pages = ::mmap(nullptr, 2 * made->page_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (pages == MAP_FAILED) return nullptr;
@@ -182,6 +184,7 @@ std::string ReadProc(const std::string& path) {
 int ParentOf(const std::string& pid) {
   const std::string stat = ReadProc("/proc/" + pid + "/stat");
   const size_t behind_name = stat.rfind(") ");
+  // The name in parentheses may hold anything; behind its last ") " follow a letter of state, a space, and the parent.
   if (behind_name == std::string::npos || behind_name + 4 > stat.size()) return 0;
   return static_cast<int>(std::strtol(stat.c_str() + behind_name + 4, nullptr, 10));
 }
@@ -192,6 +195,7 @@ std::set<int> FamilyOf(int root) {
   std::set<int> family{root};
   const Result<std::vector<std::string>> entries = ListDir("/proc");
   if (!entries.ok()) return family;
+  // Repeated until nothing is added: /proc has no order, so a child may come before its parent is known to belong.
   std::vector<std::pair<int, int>> parents;
   for (const std::string& entry : *entries) {
     if (IsNumber(entry)) parents.emplace_back(std::atoi(entry.c_str()), ParentOf(entry));
@@ -210,6 +214,7 @@ void AddMapped(int pid, std::vector<std::string>* paths) {
   for (size_t start = 0; start < maps.size();) {
     const size_t end = std::min(maps.find('\n', start), maps.size());
     const std::string line = maps.substr(start, end - start);
+    // A line of maps: addresses, rights, offset, device, inode, then the path, which begins with the first slash.
     const size_t slash = line.find('/');
     if (slash != std::string::npos && line.size() > std::strlen(kSuffix) &&
         line.compare(line.size() - std::strlen(kSuffix), std::string::npos, kSuffix) == 0) {
@@ -277,6 +282,7 @@ ControlledProcess WriteControl(const std::string& path, bool on, const Selection
   result.host = now.host;
   result.pid = now.pid;
   result.was_armed = now.armed != 0;
+  // A control file outlives a host that was killed: whether its process is alive is asked before anything is changed.
   if (now.version != kControlVersion) {
     result.problem = "no control file of this version";
   } else if (result.host != HostName().substr(0, sizeof(now.host) - 1)) {
@@ -286,6 +292,7 @@ ControlledProcess WriteControl(const std::string& path, bool on, const Selection
   } else {
     std::atomic_ref<uint32_t> generation(page->generation);
     if (on) {
+      // Whatever a writer that died has left, the next odd number begins a change.
       const uint32_t even = (now.generation + 1) & ~1u;
       generation.store(even + 1, std::memory_order_release);
       std::atomic_thread_fence(std::memory_order_release);

@@ -1,7 +1,7 @@
-// Arming from outside. Beside each trace file that is being written lies a control file of one page, NAME.control,
-// which the host has mapped: its first word is the armed flag that every probe reads, so that `assay arm` and `assay
-// disarm` act with a store into shared memory, without a signal, a thread or a look at the disk in the host. The rest
-// of the page narrows what is recorded while armed: steps, requests.
+// Arming from outside. Beside each trace file that is being written lies a control file of one page, NAME.control
+// (host, process number and random digits of its own), which the host has mapped: its first word is the armed flag that
+// every probe reads, so that `assay arm` and `assay disarm` act with a store into shared memory, without a signal, a
+// thread or a look at the disk in the host. The rest of the page narrows what is recorded while armed: steps, requests.
 //
 // The page is written by others: whatever stands in it, the host reads bounded numbers of fields and nothing else of
 // it. It does not survive somebody else shortening the file, as no shared mapping does; removing it is fine.
@@ -85,6 +85,7 @@ class ArmSwitch {
   std::atomic_ref<int32_t> armed_word() const { return std::atomic_ref<int32_t>(page_->armed); }
   // False when there is no file; the page then stays private and works within this process.
   bool MapFile();
+  // Takes over what the page says at this generation, if it can be read whole.
   void Reread(uint32_t generation);
 
   std::string dir_, host_, path_;

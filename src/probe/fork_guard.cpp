@@ -36,6 +36,7 @@ void Parent() {
   guards.mutex.unlock();
 }
 
+// Last: the list's own lock, which this thread took in Prepare under another identity.
 void Child() {
   Guards& guards = AllGuards();
   for (ForkGuarded* object : guards.objects) object->AfterForkInChild();

@@ -14,6 +14,7 @@ bool BracketMatches(std::string_view p, size_t at, char c, size_t* next) {
   const bool negated = i < p.size() && (p[i] == '!' || p[i] == '^');
   if (negated) ++i;
   bool hit = false;
+  // A ']' right behind the bracket, or behind its '!', is a member.
   for (bool first = true; i < p.size() && (first || p[i] != ']'); first = false) {
     char low = p[i++];
     char high = low;
@@ -81,6 +82,7 @@ bool NameFilter::matches(std::string_view name) const {
   return false;
 }
 
+// Few ranges, so one by one; no range at all is no restriction.
 bool IntervalSet::contains(int64_t v) const {
   if (ranges.empty()) return true;
   for (const auto& [low, high] : ranges) {

@@ -14,6 +14,7 @@ namespace {
 // elements.
 Status CheckReach(const TensorView& view) {
   constexpr int64_t kMaxBytes = int64_t{1} << 56;  // of the widest address space there is
+  // The lowest and the highest element that any index reaches: negative strides extend downwards.
   int64_t low = view.offset_elems, high = view.offset_elems;
   bool overflow = false;
   for (size_t i = 0; i < view.shape.size(); ++i) {
@@ -109,6 +110,7 @@ Status Observe(const Settings& settings, const Observation& o, PendingEvent* pen
   event.phase = o.phase;
   event.flags = o.flags;
   for (const auto& [key, value] : o.meta) event.meta.emplace_back(std::string(key), std::string(value));
+  // Nothing of the tensor is looked at, its dtype included: names work for tensors that cannot be described.
   if (settings.level == Level::kNames) return {};
 
   if (BitsOf(o.view.dtype) == 0) {
@@ -156,6 +158,8 @@ Status Observe(const Settings& settings, const Observation& o, PendingEvent* pen
   LogicalLayout layout;
   layout.row_axis = event.row_axis;
   if (event.row_axis >= 0) layout.runs = runs;
+  // A shard is measured at its place in the whole, so that the ranks' digests and sketches add up to those of the
+  // whole.
   layout.full_cols = o.shard.full_cols;
   layout.col_offset = o.shard.col_offset;
   // Without token rows axis 0 stands in for them, so heads there (weights, "H c dv") get no grid of their own.
@@ -180,6 +184,7 @@ Status Observe(const Settings& settings, const Observation& o, PendingEvent* pen
 
 bool HasAnomaly(const PendingEvent& pending) {
   for (const Segment& segment : pending.event.segments) {
+    // Rows that nobody asked for may hold anything.
     if (segment.padding) continue;
     const Stats& s = segment.stats;
     if (s.nan + s.pos_inf != 0 || (s.neg_inf != 0 && !pending.site->minus_inf_is_fine)) return true;

@@ -17,6 +17,7 @@
 namespace assay {
 namespace {
 
+// What path() and dir() refer to with the sink stderr.
 const std::string kNoPath;
 
 }  // namespace
@@ -40,6 +41,7 @@ struct Recorder::Impl final : ForkGuarded {
 
   bool to_stderr() const { return settings.sink == "stderr"; }
 
+  // The sink stderr has no file, so no writer; everything that would go through it is then left out.
   Status OpenWriter(const ProcessInfo& process) {
     if (to_stderr()) return {};
     TraceWriterOptions options;
@@ -73,6 +75,7 @@ struct Recorder::Impl final : ForkGuarded {
       WriteToStderr(FormatEventLine(site->name, event));
       return {};
     }
+    // Two threads may both ask the writer at first sight: it gives the same name the same id.
     uint64_t id = site->writer_id.load(std::memory_order_acquire);
     if (id == 0) {
       const Result<uint32_t> fresh = writer->AddSite(site->name, site->engine_name, site->axes);
@@ -123,6 +126,7 @@ struct Recorder::Impl final : ForkGuarded {
     Observation narrowed;
     std::vector<RowRun> runs;
     const Observation* observed = &observation;
+    // A tensor without rows of requests (weights, a head's scale) is not narrowed.
     if (!selection.requests.empty() && !observation.runs.empty()) {
       for (const RowRun& run : observation.runs) {
         if (!run.padding && selection.wants_request(run.request)) runs.push_back(run);
@@ -178,6 +182,7 @@ struct Recorder::Impl final : ForkGuarded {
     return writer->WriteProcessMeta("ring.triggers", std::to_string(triggers));
   }
 
+  // In the order of the locks above, and released in reverse.
   void BeforeFork() override {
     registry.LockForFork();
     ring_mutex.lock();
@@ -218,6 +223,7 @@ Result<std::unique_ptr<Recorder>> Recorder::Open(const Settings& settings, const
 
 Recorder::~Recorder() {
   if (impl_ == nullptr || armed_ == nullptr) return;  // never opened
+  // Its error has nobody to go to; whoever wants it closes first.
   (void)Close();
   Unguard(impl_.get());
 }
@@ -274,6 +280,7 @@ Status Recorder::AddRequest(const RequestInfo& request) try {
     if (stored.tokens.empty()) return Status::Usage("a request needs its key or its prompt's token ids");
     stored.key = RequestKey(stored.tokens, stored.ordinal);
   }
+  // The length is no content: it is kept at every level.
   if (stored.prompt_tokens == 0) stored.prompt_tokens = static_cast<int64_t>(stored.tokens.size());
   if (!StoresTokens(impl_->settings)) stored.tokens.clear();
   return impl_->writer == nullptr ? Status() : impl_->writer->WriteRequest(stored);

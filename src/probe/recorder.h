@@ -81,10 +81,13 @@ class Recorder {
   void CountLost(const Observation& observation, std::string_view why);
   // A key of 0 is computed from tokens and ordinal. Tokens are stored as ASSAY_TOKENS and the level say.
   Status AddRequest(const RequestInfo& request);
+  // Coverage and metadata go into the file at once; with the sink stderr they go nowhere. Of equal keys the later
+  // holds.
   Status AddCoverage(const CoverageNote& note);
   Status AddMeta(const std::string& key, const std::string& value);
   // On-anomaly: writes out what the ring holds and the rest of the current step. Nothing without a ring.
   Status Trigger(std::string_view reason);
+  // msync of the file: for power loss only, as what was recorded survives the end of the process without it.
   Status Flush();
   // Writes coverage and drop counts and closes the file; later records are ignored. With ASSAY_STRICT an error:
   // kUsage for patterns that matched no site, kEnvironment for drops. Safe to call twice.

@@ -101,6 +101,7 @@ Result<int64_t> ReadCount(std::string_view variable, std::string_view text, int6
   return static_cast<int64_t>(value);
 }
 
+// "on", "1", "off", "0"; an empty value never comes here, as it means not set.
 Result<bool> ReadSwitch(std::string_view variable, std::string_view text) {
   if (text == "on" || text == "1") return true;
   if (text == "off" || text == "0") return false;
@@ -160,6 +161,7 @@ Status ReadDir(std::string_view variable, std::string_view text, Settings* s) {
   return {};
 }
 
+// "sample:16" sets the level and the number of rows; without a number the default stays.
 Status ReadLevel(std::string_view variable, std::string_view text, Settings* s) {
   const size_t colon = text.find(':');
   const std::string_view name = text.substr(0, colon);
@@ -202,6 +204,7 @@ Status ReadBudget(std::string_view variable, std::string_view text, Settings* s)
   return {};
 }
 
+// What is not named is off: the list replaces the default.
 Status ReadGrids(std::string_view variable, std::string_view text, Settings* s) {
   s->row_grid = s->head_grid = false;
   if (text == "none") return {};
@@ -314,6 +317,8 @@ std::string_view NameOf(Level level) {
   return "unknown";
 }
 
+// In the order of AllSettings: ASSAY comes first, so a profile's include list is in place before ASSAY_INCLUDE replaces
+// it.
 Result<Settings> ParseSettings(const std::function<std::optional<std::string>(std::string_view)>& lookup) {
   Settings settings;
   for (const SettingHelp& help : AllSettings()) {
@@ -415,6 +420,7 @@ std::string_view NearestName(std::string_view name, std::span<const std::string_
       }
     }
     const size_t distance = row.back();
+    // Closer than half of the candidate's length: beyond that "did you mean" would be a guess.
     if (distance < best_distance && distance * 2 <= candidate.size()) {
       best_distance = distance;
       best = candidate;

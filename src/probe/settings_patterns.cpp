@@ -41,6 +41,7 @@ Status CheckRegex(const Cursor& cursor, size_t start, const std::string& pattern
       }
     }
   }
+  // Compiled once for its verdict and thrown away; matching compiles again, as a regex_t cannot be copied.
   regex_t regex;
   const int error = regcomp(&regex, pattern.c_str(), REG_EXTENDED | REG_NOSUB);
   if (error != 0) {

@@ -32,6 +32,7 @@ bool IsDottedName(std::string_view text) {
 }
 
 // "k", "k#2", "k#last"
+// A local variable of a function: any assignment, the N-th (from 1, six digits at most) or the last.
 bool IsVariable(std::string_view text) {
   const size_t hash = text.find('#');
   const std::string_view name = text.substr(0, hash);
@@ -61,6 +62,7 @@ Status CheckSelector(const Cursor& cursor, size_t start, std::string_view text) 
     return good ? Status() : cursor.Expected("nothing or :out behind the glob", rest_at + end);
   }
   if (kind == "call") return IsDottedName(rest) ? Status() : cursor.Expected(kDotted, rest_at);
+  // The last colon parts function and variable: the function's own name may hold one (pkg.mod:Class.method).
   const size_t last = rest.rfind(':');
   const std::string_view target = rest.substr(0, last);
   const std::string_view name = last == std::string_view::npos ? std::string_view() : rest.substr(last + 1);
@@ -84,6 +86,7 @@ Status ReadProbes(std::string_view variable, std::string_view text, Settings* s)
   return {};
 }
 
+// "all" and "none" pass as names of one part behind the "x." that stands for a module.
 Status ReadAttach(std::string_view variable, std::string_view text, Settings* s) {
   const Cursor cursor{variable, text};
   for (size_t start = 0; start <= text.size();) {

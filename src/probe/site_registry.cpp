@@ -121,6 +121,7 @@ std::vector<CoverageNote> SiteRegistry::Coverage(int* not_found) const {
       std::string detail;
       std::vector<std::string_view> rest = names;
       for (size_t i = 0; i < kMaxCandidates; ++i) {
+        // The pattern itself is what was typed, so names are held against it as text.
         const std::string_view nearest = NearestName(pattern, rest);
         if (nearest.empty()) break;
         detail += (i == 0 ? "nearest: " : ", ") + std::string(nearest);
@@ -136,6 +137,7 @@ std::vector<CoverageNote> SiteRegistry::Coverage(int* not_found) const {
       const auto reason = drop_reasons_.find(&site);
       notes.push_back({site.name, "dropped", dropped, reason == drop_reasons_.end() ? "" : reason->second});
     }
+    // Announced and never observed: the engine's path did not pass there.
     if (recorded + skipped + dropped == 0) {
       notes.push_back(
           {site.name, site.wanted ? "never fired" : "skipped", 0, site.wanted ? "" : "left out by the settings"});

@@ -39,6 +39,7 @@ std::string FormatEventLine(const std::string& site, const Event& event) {
       sum_sq += s.sum_sq;
       nan += s.nan;
       inf += s.pos_inf + s.neg_inf;
+      // min and max of a segment without finite elements say nothing.
       if (s.count > s.nonfinite()) {
         finite += s.count - s.nonfinite();
         if (s.min < low) low = s.min;

@@ -48,6 +48,7 @@ void ForEachRun(const TensorView& view, F&& f) {
     int axis = outer - 1;
     for (; axis >= 0; --axis) {
       const auto a = static_cast<size_t>(axis);
+      // Moved on by strides, not by a product of indexes: one addition an axis that turns.
       at += view.strides[a];
       if (++index[a] < view.shape[a]) break;
       at -= view.strides[a] * view.shape[a];
@@ -71,6 +72,7 @@ Result<uint64_t> CountElements(const TensorView& view) {
       return Status::Usage("axis " + std::to_string(i) + " has a negative extent " + std::to_string(view.shape[i]));
     }
     empty = empty || view.shape[i] == 0;
+    // An overflow counts only if no extent is 0: such a view has no elements whatever the others say.
     overflow = overflow || __builtin_mul_overflow(count, view.shape[i], &count);
   }
   if (empty) return uint64_t{0};
@@ -79,10 +81,12 @@ Result<uint64_t> CountElements(const TensorView& view) {
 }
 
 bool IsContiguous(const TensorView& view) {
+  // Two elements share a byte: a copy would have to begin in the middle of one.
   if (BitsOf(view.dtype) == 4 && view.offset_elems % 2 != 0) return false;
   int64_t expected = 1;
   for (size_t i = view.shape.size(); i-- > 0;) {
     if (view.shape[i] == 0) return true;
+    // The stride of an axis of one element is never taken.
     if (view.shape[i] != 1 && view.strides[i] != expected) return false;
     expected *= view.shape[i];
   }
