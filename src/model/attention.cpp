@@ -94,6 +94,7 @@ void Attend(const QueryView<T>& q, const KvView<T>& kv, const AttentionShape& sh
       const int64_t t = by_group ? 0 : i;
       const int64_t head = by_group ? head0 + i : head0;
       const int64_t position = q.first_position + t;
+      // Keys come in ascending positions from first_key on, so the mask is a range [first, last) of indexes.
       const int64_t last = std::clamp<int64_t>(position + 1 + shape.causal_shift - first_key, 0, n_keys);
       const int64_t first =
           shape.window > 0 ? std::clamp<int64_t>(position + 1 - shape.window - first_key, 0, last) : 0;
@@ -138,6 +139,7 @@ void MergePartials(std::span<const PartialResult<T>* const> parts, int64_t rows,
         const int64_t size = static_cast<int64_t>(part->out.size());
         const int64_t begin = t * heads * v_dim + h * stride;
         for (int64_t j = 0; j < v_dim; ++j) {
+          // A part without keys has weight 0; its out must be a number all the same, as 0 times NaN is none.
           result[j] += weight * part->out[static_cast<size_t>((begin + j) % size)];
         }
       }

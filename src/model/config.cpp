@@ -186,6 +186,7 @@ ModelConfig ReadConfig(ConfigReader* r, const Json& root, Family family) {
   ReadRope(r, root, defaults, &config);
   r->RefuseIf(config.head_dim > kMaxHeadSize, "hidden_size", "heads of more than 65536 channels");
   if (!r->status().ok()) return config;
+  // Asked of the table itself: int(head * partial_rotary_factor) may come out odd or 0.
   const int64_t rotated = MakeRopeTable(config).rotary_dim;
   r->RefuseIf(rotated < 2 || rotated % 2 != 0, IsMla(family) ? "qk_rope_head_dim" : "head_dim",
               "RoPE would turn " + std::to_string(rotated) + " channels, which is no positive even number");
@@ -208,6 +209,7 @@ Status ApplyOverride(const std::string& override_text, Json* root) {
   }
   const std::string path = override_text.substr(0, equals), text = override_text.substr(equals + 1);
   Result<Json> parsed = ParseJson(text, "override");
+  // "rope_type=yarn" needs no quotes of its own.
   const Json value = parsed.ok() ? *parsed : Json(text);
   Json* at = root;
   size_t begin = 0;
@@ -242,6 +244,7 @@ Result<ModelConfig> ParseModelConfig(std::string_view json, std::string_view wha
 
   std::string known;
   for (const FamilyName& f : kFamilies) known += (known.empty() ? "" : ", ") + std::string(f.model_type);
+  // A reader of its own for the family's name: keys are only known once the family is.
   ConfigReader top(root, std::string(what), "assay");
   const std::string model_type = top.String("model_type", "");
   ASSAY_RETURN_IF_ERROR(top.status());

@@ -6,6 +6,7 @@
 
 namespace assay::config_sections {
 
+// Keys and shapes: DeepSeek-V2 (arXiv 2405.04434), section 2.1. Latent norms have 1e-6 whatever rms_norm_eps says.
 void ReadMla(ConfigReader* r, ModelConfig* config) {
   config->kv_lora_rank = r->Int("kv_lora_rank", 1, kMaxSize);
   config->qk_nope_head_dim = r->Int("qk_nope_head_dim", 1, kMaxHeadSize);
@@ -45,6 +46,7 @@ void ReadGqa(ConfigReader* r, const Defaults& defaults, ModelConfig* config) {
         "not a multiple of num_attention_heads = " + std::to_string(config->n_heads) + ", and head_dim is not there");
     config->head_dim = config->hidden_size / config->n_heads;
   }
+  // Which of q, k, v and o have a bias no key says alike: the families' own code decides.
   switch (config->family) {
     case Family::kQwen2:
       config->attention_bias = true;
@@ -109,6 +111,8 @@ void ReadWindow(ConfigReader* r, ModelConfig* config) {
     return;
   }
   for (int64_t l = 0; l < config->n_layers; ++l) {
+    // Without layer_types: qwen2 and qwen3 window the layers from max_window_layers on, qwen2_moe every other one below
+    // it.
     bool windowed = config->family == Family::kQwen2Moe ? (l % 2 == 0 && l < first) : l >= first;
     if (types.size() == n) windowed = types[static_cast<size_t>(l)] == "sliding_attention";
     config->layer_windowed.push_back(windowed ? 1 : 0);

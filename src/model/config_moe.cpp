@@ -80,6 +80,7 @@ void ReadRouting(ConfigReader* r, const Defaults& defaults, ModelConfig* config)
 
 }  // namespace
 
+// The layers first: a config with experts of which no layer has any is a dense model, and its other keys do not matter.
 void ReadMoe(ConfigReader* r, const Defaults& defaults, ModelConfig* config) {
   ReadMoeLayers(r, defaults, config);
   config->n_routed_experts = ReadExpertCount(r);

@@ -77,6 +77,7 @@ double ConfigReader::Number(std::string_view key, double low, double high, doubl
   return number;
 }
 
+// 0 and 1 are refused: a key that is a number in one release may mean something else.
 bool ConfigReader::Bool(std::string_view key, bool absent) {
   const Json* value = find(key);
   if (value == nullptr) return absent;

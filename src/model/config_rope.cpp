@@ -14,6 +14,7 @@ void ReadRope(ConfigReader* top, const Json& root, const Defaults& defaults, Mod
     return top->Refuse("rope_scaling", "rope_parameters is there too and says something else: keep one of them");
   }
   const char* const key = scaling != nullptr ? "rope_scaling" : "rope_parameters";
+  // A model without any of the keys has plain RoPE.
   const Json empty = Json::object();
   const Json& object = scaling != nullptr ? *scaling : parameters != nullptr ? *parameters : empty;
   if (!object.is_object()) return top->Refuse(key, "expected an object");
@@ -47,6 +48,7 @@ void ReadRope(ConfigReader* top, const Json& root, const Defaults& defaults, Mod
     r.RefuseIf(rope.kind != RopeKind::kLinear && rope.original_max_position < 1, "original_max_position_embeddings",
                "needed, and max_position_embeddings is not there to stand in for it");
     const double ratio = rope.original_max_position >= 1 ? max_position / rope.original_max_position : 0;
+    // YaRN without a factor stretches the original context to the declared one, as in transformers.
     const bool by_ratio = rope.kind == RopeKind::kYarn && !r.has("factor") && ratio >= 1;
     rope.factor = by_ratio ? ratio : r.Number("factor", 1e-6, 1e9);
   }
@@ -71,6 +73,7 @@ void ReadRope(ConfigReader* top, const Json& root, const Defaults& defaults, Mod
   for (const std::string& name : r.unknown()) r.Refuse(name, "unknown RoPE key: it may change the frequencies");
   if (!r.status().ok()) return top->Adopt(r.status());
 
+  // Families whose reference code rotates a part of the head; with others the key would be ignored.
   const bool glm4 = config->family == Family::kGlm4 || config->family == Family::kGlm4Moe;
   top->RefuseIf(!glm4 && rope.partial_rotary_factor != 1.0,
                 FindKey(object, "partial_rotary_factor") != nullptr ? key : "partial_rotary_factor",

@@ -61,6 +61,7 @@ __attribute__((target("avx2,fma"))) void Avx2Block(const float* x, const float* 
   }
   for (int r = 0; r < kRows; ++r) {
     float sum = SumLanes(_mm256_add_ps(even[r], odd[r]));
+    // The tail of up to 15 channels, summed one by one behind the lanes.
     for (int64_t j = i; j < k; ++j) sum += x[j] * w[r][j];
     dots[r] = sum;
   }
@@ -109,6 +110,7 @@ void BlockRows(Block block, const float* x, const float* w, int64_t ldw, int64_t
 
 void DotRows(const float* x, const float* w, int64_t ldw, int64_t n, int64_t k, bool accumulate, float* y) {
 #if defined(__x86_64__)
+  // Asked once a process: rows of one product must not change their order of summation.
   static const Isa isa = ActiveIsa();
   if (isa == Isa::kAvx512) return BlockRows(Avx512Block, x, w, ldw, n, k, accumulate, y);
   if (isa == Isa::kAvx2) return BlockRows(Avx2Block, x, w, ldw, n, k, accumulate, y);

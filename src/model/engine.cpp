@@ -180,6 +180,7 @@ Result<std::vector<Generation>> Engine::Impl::Run(Runner<T>* runner, const Engin
   so.max_batch_tokens = run_options.max_batch_tokens;
   so.prefix_cache = run_options.prefix_cache;
   so.sequential = run_options.sequential;
+  // A scheduler of its own for each run: blocks are numbered from 0 again, so equal runs have equal tables.
   Scheduler scheduler(so);
   runner->Reset(tap);
   stats = RunStats();
@@ -327,6 +328,7 @@ Result<std::vector<Generation>> Engine::Impl::Run(Runner<T>* runner, const Engin
       tap->Record("next_token", "T", DenseView(choices.data(), {n}), {.runs = choice_runs});
     }
     ASSAY_RETURN_IF_ERROR(tap->status());
+    // A step with any prompt row counts as prefill, with all its rows.
     (prefill ? stats.prefill_seconds : stats.decode_seconds) += Seconds(started);
     (prefill ? stats.prefill_tokens : stats.decode_tokens) += step.rows;
   }
@@ -348,6 +350,8 @@ Result<std::unique_ptr<Engine>> Engine::Create(std::shared_ptr<const WeightSourc
   const std::string path = source->path();
   const size_t end = path.find_last_not_of('/');
   const size_t slash = path.find_last_of('/', end);
+  // The last part of the path without trailing slashes: what a reader calls the model; machine paths stay out of
+  // traces.
   impl.model_name =
       path.substr(slash == std::string::npos ? 0 : slash + 1, end - (slash == std::string::npos ? 0 : slash + 1) + 1);
   // The store is opened with the checkpoint's own config: a fault may need another one.
@@ -377,6 +381,7 @@ const EngineOptions& Engine::options() const { return impl_->options; }
 const ModelConfig& Engine::config() const { return impl_->config; }
 
 std::vector<std::pair<std::string, std::string>> Engine::Describe(const std::vector<PromptInput>& prompts) const {
+  // What the run will really use: a planted fault may fit the chunk to the prompts.
   EngineOptions o = impl_->options;
   std::vector<PromptInput> prepared = prompts;
   PrepareInputs(impl_->fault, &o, &prepared);

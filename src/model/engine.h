@@ -23,6 +23,7 @@ enum class AttentionPath : uint8_t { kMaterialised, kAbsorbed };
 enum class ComputeDType : uint8_t { kF32, kF64, kBF16 };
 enum class KvDType : uint8_t { kAuto, kF32, kBF16, kFp8E4M3 };  // kAuto: as the run computes
 
+// Checked by Engine::Create; a planted fault may raise some of them to what it needs.
 struct EngineOptions {
   AttentionPath path = AttentionPath::kMaterialised;  // MLA only; MHA/GQA models have one path
   ComputeDType dtype = ComputeDType::kF32;

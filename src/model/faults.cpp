@@ -53,6 +53,7 @@ Status SetUp(const FaultDef& def, EngineOptions* options, ModelConfig* config) {
   options->shards = std::max(options->shards, needs.shards);
   if (needs.fp8) options->kv_dtype = KvDType::kFp8E4M3;
   if (needs.prefix_cache) options->prefix_cache = true;
+  // Both must be in the cache at once.
   if (needs.second_prompt) options->sequential = false;
   if (needs.decode) options->max_tokens = std::max<int64_t>(options->max_tokens, 4);
   if (needs.block_size > 0) options->block_size = needs.block_size;
@@ -88,6 +89,7 @@ Status SetUp(const FaultDef& def, EngineOptions* options, ModelConfig* config) {
 
 }  // namespace
 
+// Absorbed attention is first seen in the latent space, before W_UV gives attn.out.
 std::string_view FirstBadOn(const FaultDef& fault, bool absorbed) {
   return absorbed && fault.before_w_uv && fault.needs.path != "materialised" ? "layers.N.attn.latent_out"
                                                                              : fault.first_bad;
@@ -175,6 +177,7 @@ Result<FaultPlan> PlanFault(EngineOptions* options, ModelConfig* config) {
                          " cannot be planted: none of the layers run has what it needs (" + DescribeNeeds(def->needs) +
                          ")");
   }
+  // By default the last layer that can have it: everything before it is right, so the first wrong site is unique.
   plan.layer = plan.first_layer = possible.back();
   if (at == std::string_view::npos) return plan;
   const std::string_view where = text.substr(at + 1);
@@ -222,7 +225,7 @@ void PrepareInputs(const FaultPlan& plan, EngineOptions* options, std::vector<Pr
   size_t longest = 0;
   for (const PromptInput& p : *prompts) longest = std::max(longest, p.tokens.size());
   const auto fit = static_cast<int64_t>(longest);
-  // At least three pieces; staggered: the second request gets half a piece a step, so that its context falls behind.
+  // At least two pieces; staggered: the second request gets half a piece a step, so that its context falls behind.
   if (options->chunk == 0 || options->chunk * 2 > fit) options->chunk = std::max<int64_t>(1, fit / 4);
   if (needs.staggered) {
     options->chunk = std::max<int64_t>(2, options->chunk);

@@ -118,12 +118,12 @@ enum class LayerKind : uint8_t { kAny, kMla, kMoe, kDense, kNoLayer };
 struct FaultNeeds {
   std::string_view path = {};  // "", "materialised" or "absorbed"
   int shards = 1;              // at least
-  bool chunk = false;          // chunked prefill, at least two chunks of the shortest prompt
+  bool chunk = false;          // chunked prefill, at least two pieces of the longest prompt
   bool staggered = false;      // requests whose contexts have different numbers of chunks in one step
   bool fp8 = false;            // fp8 cache with scales
   bool second_prompt = false;
   bool prefix_cache = false;  // and a second prompt with the same beginning
-  bool decode = false;        // at least three generated tokens
+  bool decode = false;        // at least four generated tokens
   int64_t block_size = 0;     // 0: as asked
   bool yarn = false;          // config override: YaRN, factor 4
   bool window = false;        // config override: sliding_window 8

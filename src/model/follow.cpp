@@ -53,6 +53,7 @@ Status FollowTrace(const Trace& trace, std::vector<PromptInput>* prompts) {
     if (request == chosen.end()) {
       return Status::Usage("prompt " + std::to_string(i + 1) + " is not among the requests of " + trace.path());
     }
+    // The choice at a position is the token of the next one; the last prompt row chooses the first generated token.
     for (auto position = static_cast<int64_t>(prompt.tokens.size()) - 1;; ++position) {
       const auto token = request->second.find(position);
       if (token == request->second.end()) break;

@@ -19,6 +19,7 @@ namespace {
 template <class T>
 void PlainLinear(const T* x, int64_t ldx, const T* w, int64_t ldw, T* y, int64_t ldy, int64_t m, int64_t n, int64_t k,
                  bool accumulate) {
+  // 64 rows of 4096 floats are 1 MiB: within the second-level cache.
   constexpr int64_t kBlock = 64;
   for (int64_t c = 0; c<n; c += m> 1 ? kBlock : n) {
     const int64_t rows = m > 1 ? std::min(kBlock, n - c) : n;
@@ -29,6 +30,7 @@ void PlainLinear(const T* x, int64_t ldx, const T* w, int64_t ldw, T* y, int64_t
 #ifdef ASSAY_HAVE_BLAS
 constexpr int64_t kMaxBlasSize = INT32_MAX;  // blasint of the usual builds
 
+// Sizes are narrowed to int32 below.
 bool BlasFits(int64_t ldx, int64_t ldw, int64_t ldy, int64_t m, int64_t n, int64_t k) {
   return std::max({ldx, ldw, ldy, m, n, k}) <= kMaxBlasSize;
 }
@@ -149,6 +151,7 @@ std::string GemmDescription() {
 #endif
 }
 
+// Some builds of OpenBLAS choose kernels that are wrong on processors newer than they are.
 Status CheckGemm() {
   // Below, at and beyond the block sizes of the usual kernels, tails in every dimension, and long sums.
   struct Shape {

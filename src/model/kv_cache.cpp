@@ -27,6 +27,7 @@ void BlockPool::Release(int32_t block) {
   if (--refs_[static_cast<size_t>(block)] == 0) free_.push_back(block);
 }
 
+// Keyed by tokens themselves and the block before: no hash that could collide.
 int32_t BlockPool::FindPrefix(int32_t parent, std::span<const int64_t> tokens) const {
   const auto it = prefix_.find({parent, std::vector<int64_t>(tokens.begin(), tokens.end())});
   return it == prefix_.end() ? -1 : it->second;
@@ -151,6 +152,7 @@ void KvLayer<T>::Gather(std::span<const int32_t> table, int64_t begin, int64_t e
   const T* base = reinterpret_cast<const T*>(bytes_.data());
   for (int64_t p = begin; p < end;) {
     const int64_t slot = table[static_cast<size_t>(p / block_size_)] * block_size_ + p % block_size_;
+    // Up to the end of the block; the next block may lie anywhere.
     const int64_t n = std::min(block_size_ - p % block_size_, end - p);
     const T* rows = base + slot * row_width_;
     if (!runs->empty() && runs->back().rows + runs->back().n * row_width_ == rows) {

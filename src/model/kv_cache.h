@@ -22,8 +22,10 @@ namespace assay {
 // recently freed one again. Not thread-safe.
 class BlockPool {
  public:
+  // A block that nobody owns, with one reference.
   int32_t Allocate();
   void Retain(int32_t block) { ++refs_[static_cast<size_t>(block)]; }
+  // Gives one reference back; at none the block is free and its bytes stay as they are.
   void Release(int32_t block);
   int64_t capacity() const { return static_cast<int64_t>(refs_.size()); }  // ids ever given out
 
@@ -65,6 +67,7 @@ void SliceRuns(const std::vector<KvRun<T>>& all, int64_t row_stride, int64_t beg
 template <class T>
 class KvLayer {
  public:
+  // row_width in elements, block_size in rows. Empties the layer.
   void Configure(DType dtype, int64_t row_width, int64_t block_size);
   void Grow(int64_t blocks);  // keeps what is there; new blocks are zero
   // fp8: stored code = row / scale, read back as code * scale.
@@ -74,6 +77,7 @@ class KvLayer {
   int64_t row_width() const { return row_width_; }
   int64_t block_size() const { return block_size_; }
 
+  // One row of row_width elements, rounded to the stored type. REQUIRES: Grow has made room for the slot's block.
   void Write(int64_t slot, const T* row);
   void Read(int64_t slot, T* row, double scale) const;
   void Read(int64_t slot, T* row) const { Read(slot, row, scale_); }

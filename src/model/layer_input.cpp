@@ -28,6 +28,7 @@ Status LayerInput<T>::Open(const std::string& trace_path, int64_t layer, int64_t
   for (uint64_t i = 0; i < trace->event_count(); ++i) {
     if (trace->event(i).global_site() != site || trace->event(i).rank() != lowest) continue;
     const Event event = trace->event(i).Decode();
+    // Samples hold some rows only; a run needs all of them.
     if (event.payload.sha256.empty() || !event.payload.rows.empty()) continue;
     payload_seen = true;
     const int64_t bits = BitsOf(event.dtype);

@@ -72,6 +72,7 @@ void Route(const ModelConfig& config, const T* logits, const T* bias, int64_t ro
       for (size_t g = 0; g < group_scores.size(); ++g) {
         std::vector<double> members(selection.begin() + static_cast<std::ptrdiff_t>(g * size),
                                     selection.begin() + static_cast<std::ptrdiff_t>((g + 1) * size));
+        // Groups have some tens of experts: sorting one is cheap beside the experts' products.
         std::sort(members.begin(), members.end(), std::greater<>());
         group_scores[g] = members[0] + (config.group_top2_sum && size > 1 ? members[1] : 0.0);
       }
@@ -83,6 +84,7 @@ void Route(const ModelConfig& config, const T* logits, const T* bias, int64_t ro
       }
     }
     const std::vector<int64_t> chosen = TopK(selection, config.n_experts_per_tok, true, &margin);
+    // 1e-20 for the sigmoid families, as their code adds it: no division by zero when all scores underflow.
     double sum = config.norm_topk_eps;
     for (size_t i = 0; i < k; ++i) {
       const auto e = static_cast<size_t>(chosen[i]);

@@ -15,7 +15,7 @@ struct Routing {
   std::vector<int64_t> ids;     // [rows, k], by descending selection score
   std::vector<double> weights;  // [rows, k], scaled
   std::vector<float> margins;   // [rows]: smallest gap between consecutive selection scores among the first k + 1, the
-                                // choice of groups included; infinity when nothing was left out
+                                // choice of groups included; infinity when there is but one expert
 };
 
 // What planted faults change in the arithmetic; all false is right.

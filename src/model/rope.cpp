@@ -16,6 +16,7 @@ double YarnMagnitude(double factor, double weight) { return factor <= 1 ? 1.0 : 
 // YaRN leaves the fast pairs alone, divides the slow ones by `factor`, and blends linearly between the pairs that turn
 // beta_fast and beta_slow times within the original context.
 void ApplyYarn(const RopeConfig& rope, double dim, std::vector<double>* inv_freq) {
+  // YaRN, section 3.2: the pair whose wave fits so many times into the original context (theta^(2i/d) 2 pi turns = L).
   const auto pair_turning = [&](double turns) {
     return dim * std::log(rope.original_max_position / (turns * 2 * kPi)) / (2 * std::log(rope.theta));
   };
@@ -84,6 +85,7 @@ RopeTable MakeRopeTable(const ModelConfig& config) {
   return table;
 }
 
+// config.h, SoftmaxScale: the square, as queries and keys both carry the magnitude.
 double SoftmaxScale(const ModelConfig& config) {
   double scale = 1.0 / std::sqrt(static_cast<double>(config.qk_head_dim()));
   if (config.mla() && config.rope.kind != RopeKind::kDefault && config.rope.mscale_all_dim != 0) {

@@ -96,6 +96,7 @@ Result<const LayerWeights<T>*> Runner<T>::Load(int64_t layer) {
       const T* w = weights->kv_b.row(head * (dn + dv));
       T* o = out.data() + head * c * dn;
       for (int64_t i = 0; i < dn; ++i) {
+        // Transposed once a layer: the projection then reads rows.
         for (int64_t j = 0; j < c; ++j) o[j * dn + i] = w[i * c + j];
       }
     }
@@ -165,6 +166,7 @@ Status Runner<T>::Layers(const StepRows& step, int64_t cache_blocks) {
   const int64_t last = options_.last_layer < 0 ? config_.n_layers : options_.last_layer;
   for (int64_t layer = options_.first_layer; layer < last; ++layer) {
     ASSAY_ASSIGN_OR_RETURN(const Weights* w, Load(layer));
+    // Weights do not change: once a run is enough.
     if (step.step == 0) RecordWeights(layer, *w);
     for (Rank<T>& rank : ranks_) {
       rank.kv[static_cast<size_t>(layer)].Grow(cache_blocks);
@@ -249,6 +251,7 @@ Result<const T*> Runner<T>::Logits(const StepRows& step, std::span<const int64_t
     if (tap_->on()) {
       tap_->Record("final_norm", "T h", DenseView(rank.normed.data(), {step.rows, h}), {.rank = rank.index});
     }
+    // Only the rows that were asked for go through the head, the widest product of the model.
     T* picked = Fit(&rank.part, n * h);
     for (int64_t i = 0; i < n; ++i) {
       std::copy_n(rank.normed.data() + rows[static_cast<size_t>(i)] * h, h, picked + i * h);

@@ -146,6 +146,7 @@ void Runner<T>::WriteCache(const StepRows& step, int64_t layer, Rank<T>& rank) {
               ReadScale(layer, kv));
     }
     if (s > 0) slots.push_back(';');
+    // At most some 200 characters of block numbers: metadata of every event, for people.
     for (size_t b = 0; b < table.size() && slots.size() < 200; ++b) {
       if (b > 0) slots.push_back(',');
       slots.append(std::to_string(table[b]));

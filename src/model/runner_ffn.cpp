@@ -88,6 +88,7 @@ Status Runner<T>::RoutedExperts(const StepRows& step, int64_t layer, const Weigh
   if (fault_.at(FaultId::kMoeGateUpSwapped, layer)) layout = GateLayout::kSwapped;
   if (fault_.at(FaultId::kMoeGateUpInterleaved, layer)) layout = GateLayout::kInterleaved;
   T* routed = Fit(&rank.routed, rows * h);
+  // Sums begin at 0, the workspace does not.
   std::fill_n(routed, rows * h, T{0});
   for (int64_t e = 0; e < n; ++e) {  // ascending experts: the order in which a row's parts are added
     expert_rows_.clear();
@@ -103,6 +104,7 @@ Status Runner<T>::RoutedExperts(const StepRows& step, int64_t layer, const Weigh
     }
     const int64_t used = fault_.at(FaultId::kMoeExpertOffByOne, layer) ? (e + 1) % n : e;
     MlpWeights<T> loaded;
+    // Only experts that some row goes to are read from the file.
     const bool streamed = w.experts.empty();
     if (streamed) {
       ASSAY_ASSIGN_OR_RETURN(loaded, store_->template LoadExpert<T>(layer, used));
@@ -142,6 +144,7 @@ Status Runner<T>::MoeFfn(const StepRows& step, int64_t layer, const Weights& w) 
     Route(config_, logits, w.router_bias.empty() ? nullptr : w.router_bias.data(), rows, faults, &rank.routing);
     if (tap_->on()) {
       const Tap::Where where{.layer = layer, .rank = rank.index};
+      // Routing is in double; what is recorded has the run's type, as RoutedExperts uses it.
       T* weights = Fit(&record_, rows * k);
       for (int64_t i = 0; i < rows * k; ++i) weights[i] = static_cast<T>(rank.routing.weights[static_cast<size_t>(i)]);
       tap_->Record("moe.router_logits", "T E", DenseView(logits, {rows, n}), where);

@@ -37,6 +37,7 @@ void Runner<T>::GqaProject(const StepRows& step, int64_t layer, const Weights& w
       RmsNorm(k, d, w.k_norm.data(), config_.rms_norm_eps, k, d, rows * kv_local, d, numerics_);
     }
   }
+  // Faults of positions and of the table turn queries and keys alike; kRopeQueryOffByOne the queries alone.
   const bool both = fault_.at(FaultId::kDecodePositionZero, layer) || fault_.at(FaultId::kPrefixGap, layer) ||
                     fault_.at(FaultId::kGraphStalePositions, layer) ||
                     fault_.at(FaultId::kYarnAttentionFactorDropped, layer);
@@ -54,6 +55,7 @@ void Runner<T>::GqaProject(const StepRows& step, int64_t layer, const Weights& w
       std::copy_n(v + (t * kv_local + i) * d, d, kv_rows + (t * kv_local + i) * 2 * d + d);
     }
   }
+  // Rounded after the loop, all heads at once; keys were rounded in it, before they went into the cache row.
   numerics_.Round(q, rows * local * d);
   if (!tap) return;
   tap_->Record("attn.q", "T H d", DenseView(q, {rows, local, d}), q_where);

@@ -18,6 +18,7 @@ void StoreValuesAsF16(T* values, int64_t n, int64_t stride, int64_t d) {
     for (int64_t j = 0; j < d; ++j) {
       T& v = values[r * stride + j];
       if (!(std::fabs(v) > 0)) continue;
+      // f16 has 10 bits behind the leading one and no normal exponent below -14.
       const int exponent = std::max(std::ilogb(v), -14);
       const T rounded = static_cast<T>(std::ldexp(std::nearbyint(std::ldexp(v, 10 - exponent)), exponent - 10));
       v = std::fabs(rounded) > T{65504} ? std::copysign(std::numeric_limits<T>::infinity(), v) : rounded;
@@ -149,6 +150,7 @@ void Runner<T>::MaterialisedAttention(const StepRows& step, int64_t layer, const
   T* out = Fit(&rank.attn_out[static_cast<size_t>(layer)], rows * local * dv);
   T* lse = Fit(&rank.lse, rows * local);
   const AttentionShape shape = ShapeOf(layer, dq, dv);
+  // A cache that rounds, or a fault that acts on it, must be read: the memo would hide both.
   const bool keep = kv_dtype_ == (sizeof(T) == 8 ? DType::kF64 : DType::kF32) && !ActsOnCache(fault_.def);
   std::vector<KvRun<T>> latent, all;
   for (size_t s = 0; s < step.sequences.size(); ++s) {
@@ -242,6 +244,7 @@ void Runner<T>::AbsorbedAttention(const StepRows& step, int64_t layer, const Wei
     QueryView<T> query{
         q_latent + seq.first_row * local * wide, local * wide, wide, seq.n_rows, local, seq.first_position};
     if (fault_.at(FaultId::kQueryHeadStride, layer)) query.head_stride = 0;
+    // One kv head for all (head stride 0), the key at the row's start and the value the first c elements of the same.
     const KvView<T> view{{}, wide, 0, 0, 0, local};
     AttendSequence(step, s, layer, rank, query, view, shape, source, latent_out + seq.first_row * local * c, local * c,
                    lse + seq.first_row * local);
@@ -255,6 +258,7 @@ void Runner<T>::AbsorbedAttention(const StepRows& step, int64_t layer, const Wei
   }
 
   T* out = Fit(&rank.attn_out[static_cast<size_t>(layer)], rows * local * dv);
+  // A fault that leaves rows unwritten needs the result aside: W_UV's product writes all rows of a head at once.
   bool lost = false;
   for (const StepSequence& seq : step.sequences) lost = lost || RowsWritten(seq, layer) != seq.n_rows;
   T* result = lost ? Fit(&spare_, rows * local * dv) : out;

@@ -34,6 +34,7 @@ Choice ChooseToken(const T* logits, int64_t vocab, double temperature, uint64_t 
   choice.margin = best - second;
   if (!(temperature > 0) || !std::isfinite(best)) return choice;
 
+  // 53 random bits; request and position enter one after the other, so no two rows share a number.
   const double uniform =
       static_cast<double>(Mix(Mix(Mix(seed) ^ request) ^ static_cast<uint64_t>(position)) >> 11) * 0x1p-53;
   double total = 0;

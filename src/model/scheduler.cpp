@@ -79,7 +79,9 @@ void Scheduler::Schedule(int64_t index, int64_t n, StepPlan* plan) {
   s.decode = r.computed >= r.prompt;
   s.prefix_hit = !s.decode && r.cached > 0;
   r.computed += n;
+  // The last known token's row: its logits choose what comes next.
   s.samples = r.computed == static_cast<int64_t>(r.tokens.size());
+  // Blocks are taken as positions need them, never in advance.
   while (static_cast<int64_t>(r.table.size()) * options_.block_size < r.computed) r.table.push_back(pool_.Allocate());
   if (options_.prefix_cache) {
     while ((r.registered + 1) * options_.block_size <= r.computed) {

@@ -13,6 +13,7 @@ void Tap::Record(std::string_view stem, std::string_view axes, const TapView& vi
                                          static_cast<int>(stem.size()), stem.data())
                          : std::snprintf(name, sizeof name, "%.*s", static_cast<int>(stem.size()), stem.data());
   const std::string_view site(name, static_cast<size_t>(length));
+  // Before the recorder is asked: the clean twin has none.
   if (site == witness_site_) Witness(view);
   if (recorder_ == nullptr || !recorder_->armed() || !recorder_->wants(site, where.rank, step_)) return;
 

@@ -14,6 +14,7 @@ struct CodePointRange {
 #include "model/unicode_classes.inc"
 
 template <size_t N>
+// The last range that begins at or before the code point decides.
 bool Contains(const CodePointRange (&ranges)[N], char32_t code) {
   const auto* after = std::upper_bound(std::begin(ranges), std::end(ranges), code,
                                        [](char32_t c, const CodePointRange& r) { return c < r.first; });
@@ -59,6 +60,7 @@ size_t Piece(std::string_view text) {
   const size_t run = Run(text, CharClass::kSpace);
   if (run == text.size()) return run;
   size_t last = run - 1;
+  // Back to the first byte of the run's last character, which may have several.
   while (last > 0 && (static_cast<unsigned char>(text[last]) & 0xC0) == 0x80) --last;
   return last > 0 ? last : run;
 }

@@ -48,6 +48,7 @@ uint64_t PairKey(int64_t left, int64_t right) {
   return (static_cast<uint64_t>(left) << 32) | static_cast<uint64_t>(right);
 }
 
+// The "type" of a component, as tokenizer.json names its variants.
 std::string TypeOf(const Json& object) {
   const Json* type = FindKey(object, "type");
   return type != nullptr && type->is_string() ? type->get<std::string>() : "(no type)";
@@ -75,6 +76,7 @@ struct Tokenizer::Impl {
   int64_t vocab_size = 0;
 
   Status Bad(const std::string& why) const { return Status::BadInput(what + ": " + why); }
+  // A feature that would change ids and is not implemented, with what to do instead.
   Status NotRead(const std::string& feature) const {
     return Bad(feature + " is not read natively: pass token ids with --tokens");
   }
@@ -187,6 +189,7 @@ Status Tokenizer::Impl::ReadMerges(const Json& model) {
   return {};
 }
 
+// After the vocabulary and the merges: added tokens may repeat entries of the vocabulary, with the same id only.
 Status Tokenizer::Impl::ReadAdded(const Json& root) {
   const Json* list = FindKey(root, "added_tokens");
   if (IsAbsent(list)) return {};
@@ -341,6 +344,7 @@ Result<std::vector<int64_t>> Tokenizer::Encode(std::string_view text) const {
   size_t plain = 0;  // start of the text since the last added token
   for (size_t at = 0; at < text.size();) {
     const AddedToken* found = nullptr;
+    // Longest first, so the first that matches is the longest at this place.
     for (const AddedToken& token : impl_->added) {
       if (text.compare(at, token.content.size(), token.content) == 0) {
         found = &token;

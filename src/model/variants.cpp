@@ -112,6 +112,7 @@ void ApplyVariant(const ModelConfig& config, const FaultPlan& plan, int64_t laye
   switch (plan.def->needs.variant) {
     case Variant::kNone:
       return;
+    // 2^16 is exact in every float format: the function stays the same bit for bit, while v leaves the range of f16.
     case Variant::kLargeValues:
       for (int64_t head = 0; head < config.n_heads; ++head) {
         T* uv = w->kv_b.row(head * (config.qk_nope_head_dim + config.v_head_dim) + config.qk_nope_head_dim);

@@ -209,6 +209,7 @@ int64_t WeightStore::layer_bytes_f32(int64_t layer) const {
   Counter counter;
   LayerWeights<float> none;
   const bool fused = impl_->fused[static_cast<size_t>(layer)] != 0;
+  // The same walk as loading, with a visitor that only counts.
   const Status status = VisitLayer(impl_->config, layer, fused, true, &none, counter);
   return status.ok() ? counter.elements * 4 : 0;
 }
