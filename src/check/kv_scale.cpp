@@ -82,6 +82,8 @@ DType CodesUnder(const Capture& capture, const EventInfo& scale) {
   return DType::kInvalid;
 }
 
+// scale = largest magnitude / largest code, for each part that one scale stands for. Real rows alone first, then with
+// padding: engines differ in whether padding takes part.
 void JudgeDynamic(const Capture& capture, const Tensor& scale, CheckReport* report) {
   const EventInfo& info = *scale.info;
   const std::string of = Capture::OwnText(info, "scale_of").value_or("");
@@ -145,6 +147,7 @@ void JudgeDynamic(const Capture& capture, const Tensor& scale, CheckReport* repo
 
 }  // namespace
 
+// First what caches declare, then every dynamic scale that was recorded with what it belongs to (scale_of).
 void CheckKvScale(const Capture& capture, CheckReport* report) {
   for (const char* stem : {"attn.kv_write", "attn.out"}) {
     for (const std::string& name : capture.NamesOfStem(stem)) {

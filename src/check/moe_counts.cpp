@@ -8,6 +8,7 @@
 namespace assay::check {
 namespace {
 
+// A rule about integers: no bound, and hardly a doubt.
 Suspicion Exact(const EventInfo& info, std::string_view cls) {
   Suspicion s = At(info, cls, 2);
   s.bad.bound_basis = "exact: integers";
@@ -25,6 +26,8 @@ int64_t Experts(const Capture& capture, const EventInfo& info) {
   return capture.Integer(info, "n_routed_experts").value_or(-1);
 }
 
+// By the ids alone, so it holds without logits: an engine that names an expert twice or beyond the last is wrong
+// whatever the scores were.
 void JudgeIds(const Capture& capture, const Tensor& ids, CheckReport* report) {
   const int64_t experts = Experts(capture, *ids.info);
   std::vector<bool> bad(static_cast<size_t>(ids.n_rows()));
@@ -47,6 +50,7 @@ void JudgeIds(const Capture& capture, const Tensor& ids, CheckReport* report) {
   report->Found(std::move(s));
 }
 
+// measured is the difference of the sums: rows that were lost or counted twice.
 void JudgeCounts(const Capture& capture, const Tensor& counts, CheckReport* report) {
   const EventInfo& info = *counts.info;
   auto ids = capture.LoadOperand(info, info.prefix + "moe.topk_ids");
@@ -72,6 +76,7 @@ void JudgeCounts(const Capture& capture, const Tensor& counts, CheckReport* repo
 
 }  // namespace
 
+// Ids first: counts are held against them.
 void CheckMoeCounts(const Capture& capture, CheckReport* report) {
   for (const char* stem : {"moe.topk_ids", "moe.expert_counts"}) {
     for (const std::string& name : capture.NamesOfStem(stem)) {

@@ -30,6 +30,7 @@ struct Counts {
   uint64_t real = 0, padding = 0;
 };
 
+// Of one event, real and padding rows apart.
 Counts NotFinite(const EventView& view) {
   Counts c;
   for (int32_t i = 0; i < view.n_segments(); ++i) {
@@ -54,6 +55,7 @@ class Nonfinite final : public ScanCheck {
     if (hits.size() < kHitsKept) hits.push_back({item.id, s});
   }
 
+  // One finding a site: the first hit that no operand explains.
   void Finish(const Capture& capture, CheckReport* report) override {
     bool found = false;
     for (const auto& [site, hits] : hits_) {

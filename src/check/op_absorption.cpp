@@ -25,6 +25,8 @@ struct HeadWeights {
   bool keys = false;
 };
 
+// By the axes' names, else by which axis has c entries; where neither tells, [H, d, c] for keys and [H, c, d] for
+// values.
 bool LatentLast(const Tensor& w, int64_t c, bool keys) {
   const std::string& axes = w.info->axes;
   if (axes.ends_with(" c")) return true;
@@ -33,6 +35,7 @@ bool LatentLast(const Tensor& w, int64_t c, bool keys) {
   return keys;
 }
 
+// The weight that the absorbed path derived, or kv_b_proj, from which both are cut. Nothing: neither was recorded.
 std::optional<HeadWeights> WeightsOf(const Subject& s, bool keys, int64_t c) {
   HeadWeights w;
   w.keys = keys;
@@ -54,6 +57,7 @@ struct HeadRange {
   int64_t first = 0, count = 1, all = 1;
 };
 
+// A weight recorded whole on every rank is cut to the heads of this rank's result.
 HeadRange HeadsOf(const Subject& s, int64_t heads, const Tensor& weight) {
   HeadRange range{0, heads, heads};
   const Shard& shard = s.info().event.shard;
@@ -68,6 +72,7 @@ HeadRange HeadsOf(const Subject& s, int64_t heads, const Tensor& weight) {
 // The other ways in which the memory of a head may be read.
 enum class Reading { kRight, kOther, kRightAsTransposed, kOtherAsTransposed };
 
+// [heads, d, c] whatever the recorded layout; `reading` then lets the same memory be read wrongly.
 Result<Array> Canonical(const HeadWeights& w, const Array& whole, const HeadRange& range, int64_t d, int64_t c,
                         Reading reading) {
   const int64_t heads = range.count;
@@ -79,6 +84,7 @@ Result<Array> Canonical(const HeadWeights& w, const Array& whole, const HeadRang
     in.shape = {heads, each};
   }
   if (w.of_kv_b) {
+    // Rows of one head in kv_b_proj: dn of keys, then dv of values; d of them are asked for.
     const int64_t own = in.size() / std::max<int64_t>(heads * c, 1);
     if (own < d || in.size() != heads * own * c) return Status::BadInput(w.name + " has other heads");
     for (int64_t h = 0; h < heads; ++h) {
@@ -113,6 +119,7 @@ Result<Array> Canonical(const HeadWeights& w, const Array& whole, const HeadRang
 }
 
 // keys: y[t, h, c] = sum over d of x[t, h, d] w[h, d, c]; otherwise y[t, h, d] = sum over c of x[t, h, c] w[h, d, c].
+// shift: head h takes the weights of head h + shift. k: the terms of each sum and the store.
 oracle::Computed PerHead(const Array& x, const Array& w, bool keys, int64_t shift) {
   const int64_t rows = x.shape[0], heads = w.shape[0], d = w.shape[1], c = w.shape[2];
   oracle::Computed y;
@@ -181,6 +188,7 @@ void JudgePerHead(Subject& s, const std::string& input, bool keys) {
                            "fits the weights of other heads: head h takes those of head h + " + std::to_string(shift)};
       }
     }
+    // kv_b_proj has rows of heads: its transpose as a whole is not a reading of one head.
     for (Reading reading : {Reading::kOther, Reading::kRightAsTransposed, Reading::kOtherAsTransposed}) {
       if (w->of_kv_b && reading == Reading::kOther) continue;
       if (Fits(s, run(0, reading)(product.arrays())))
@@ -242,6 +250,7 @@ void JudgeUp(Subject& s, bool keys) {
 
 }  // namespace
 
+// The four products of both paths; attn.v only where keys are materialised too, as other models have a v_proj.
 void JudgeAbsorption(const Capture& capture, CheckReport* report) {
   constexpr std::string_view kKeys[] = {"attn.k_nope"}, kValues[] = {"attn.v"}, kLatent[] = {"attn.q_latent"},
                              kOut[] = {"attn.out"};

@@ -49,6 +49,7 @@ std::optional<Explanation> OtherFunction(const Subject& s, const ActivationSpec&
   return std::nullopt;
 }
 
+// moe.act [rows, f] of moe.gate_up [rows, 2 f].
 void JudgeFused(Subject& s) {
   const TensorPtr both = s.Operand(s.Sibling("moe.gate_up"));
   if (both == nullptr) {
@@ -81,6 +82,7 @@ void JudgeFused(Subject& s) {
     if (auto why = OtherFunction(s, *declared, right,
                                  [&](const ActivationSpec& spec) { return with(interleaved, spec, gate_up); }))
       return why;
+    // Two faults at once, another function and another layout: only after each alone has failed.
     for (bool order : {false, true}) {
       if (auto why = OtherFunction(s, *declared, right, [&](const ActivationSpec& spec) {
             return with(order ? interleaved : !interleaved, spec, order ? swapped : gate_up);
@@ -103,6 +105,7 @@ bool IsGated(const Subject& s) {
   return s.Text("activation", "silu") == "swiglu_oai";
 }
 
+// mlp.act [T, f] of mlp.gate and mlp.up [T, f]; without an up projection the activation of gate alone.
 void JudgeDense(Subject& s) {
   const TensorPtr gate = s.Operand(s.Sibling("mlp.gate")), up = s.Operand(s.Sibling("mlp.up"));
   if (gate == nullptr) {

@@ -20,6 +20,7 @@ Array WithHeads(Array a) {
 }
 
 // Rows of `from` in the order of those of `like`; padding is zero. kBadInput: a row is not there.
+// [rows of like, ...] with values' other axes.
 Result<Array> RowsLike(const Tensor& like, const Tensor& from, const Array& values) {
   std::map<std::pair<uint64_t, int64_t>, int64_t> place;
   for (size_t r = 0; r < from.rows.size(); ++r) {
@@ -39,6 +40,7 @@ Result<Array> RowsLike(const Tensor& like, const Tensor& from, const Array& valu
   return out;
 }
 
+// The check then says "not testable" and what to record.
 Status NotRecorded(const std::string& name) { return Status::BadInput(name + " was not recorded as payload"); }
 
 // Rows of one request in order of position, from every event so far.
@@ -47,6 +49,8 @@ struct Keys {
   Array values;  // [n, Hkv, d]
 };
 
+// this_event_alone: keys gathered for one call; otherwise every row of the request that was recorded up to this event,
+// by position, the last recording of each.
 Result<Keys> KeysOf(const Subject& s, const std::string& name, uint64_t request, bool this_event_alone) {
   Keys out;
   if (this_event_alone) {
@@ -57,6 +61,7 @@ Result<Keys> KeysOf(const Subject& s, const std::string& name, uint64_t request,
       const RowId& id = t->rows.empty() ? RowId{} : t->rows[static_cast<size_t>(r)];
       if (id.real() && id.request == request) order.emplace_back(id.position, r);
     }
+    // The oracle takes keys in any order; binary searches here and in the masks want them ascending.
     std::sort(order.begin(), order.end());
     out.values.shape = t->shape;
     for (auto [p, r] : order) {
@@ -92,6 +97,7 @@ Result<Keys> WrittenRows(const Subject& s, uint64_t request, int64_t kv_heads) {
 }
 
 // Whether what a kernel reads back of earlier steps has been rounded once more than the keys of this step.
+// An fp8 or bf16 cache under a finer compute type: the kernel then reads other numbers than attn.k has.
 bool CacheRounds(const Subject& s, const std::string& keys) {
   const auto written = s.capture().Operand(s.info(), s.Sibling("attn.kv_write")),
              fresh = s.capture().Operand(s.info(), keys);
@@ -129,8 +135,11 @@ Status TakeEarlierFromCache(const Subject& s, const std::string& fresh, uint64_t
   return {};
 }
 
+// By the recording alone: whether it has a payload is another question.
 bool Has(const Subject& s, std::string_view stem) { return s.capture().Operand(s.info(), s.Sibling(stem)).has_value(); }
 
+// 1 / sqrt(d), with YaRN's m^2 where the metadata ask for it (DeepSeek's softmax scale); softmax_scale of the event
+// goes before it.
 double DefaultScale(const Subject& s, int64_t d) {
   double scale = 1 / std::sqrt(static_cast<double>(d));
   const auto factor = s.capture().Number(s.info(), "rope.factor");
@@ -168,6 +177,7 @@ void AllowExpansion(const AttentionBatch& b, oracle::Computed* out) {
     double& top = largest[static_cast<size_t>(i % width)];
     top = std::max(top, std::abs(b.v[i]));
   }
+  // In units of k_inner, which multiplies `inner` in the bound.
   const double growth = 16 * std::sqrt(static_cast<double>(b.expanded_from)) / out->k_inner;
   for (int64_t i = 0; i < out->inner.size(); ++i) {
     const int64_t head = i / dv % out->value.shape[1];
@@ -177,6 +187,8 @@ void AllowExpansion(const AttentionBatch& b, oracle::Computed* out) {
 
 }  // namespace
 
+// "0:64,64:128": one range of key positions a request, as the metadata `keys` of a chunk's result has them. Empty for
+// anything else.
 std::vector<oracle::KeyRange> ParseRanges(const std::string& text) {
   std::vector<oracle::KeyRange> out;
   const char* at = text.c_str();
@@ -195,6 +207,9 @@ std::vector<oracle::KeyRange> ParseRanges(const std::string& text) {
   return out;
 }
 
+// One batch a request: its query rows and all keys that they may see. `inputs` names q, k and v where a check judges a
+// tensor by other names than the canonical ones. An operand that was not recorded ends it with kBadInput; the message
+// says which, and nothing is guessed.
 Result<AttentionCall> GatherAttention(const Subject& s, std::span<const std::string> inputs) {
   AttentionCall call;
   const EventInfo& info = s.info();
@@ -206,6 +221,8 @@ Result<AttentionCall> GatherAttention(const Subject& s, std::span<const std::str
   const bool scores = info.name.ends_with("attn.scores");
   const bool sums = info.name.ends_with("lse");
   Array query;
+  // On the absorbed path the query that meets the cache is [q_latent, q_pe]; both paths may be recorded in one step,
+  // then the width of the result tells which one made it.
   if (q_latent != nullptr && q_pe != nullptr &&
       (scores || sums || q == nullptr || s.tensor()->dim(-1) == q_latent->dim(-1))) {
     ASSAY_ASSIGN_OR_RETURN(query, oracle::Concat(WithHeads(ToArray(*q_latent)), WithHeads(ToArray(*q_pe))));
@@ -298,6 +315,7 @@ Result<AttentionCall> GatherAttention(const Subject& s, std::span<const std::str
       batch.expanded_from = latent->row_size();
     }
     if (topk != nullptr && SameRows(*topk, *s.tensor())) MaskChosen(*topk, &batch);
+    // [T, positions], as engines keep them; taken to [T, keys] of this request.
     if (mask != nullptr && mask->shape.size() == 2) {
       batch.mask =
           Array::Filled({static_cast<int64_t>(batch.rows.size()), static_cast<int64_t>(batch.key_positions.size())});
@@ -332,6 +350,7 @@ Result<AttentionCall> GatherAttention(const Subject& s, std::span<const std::str
     for (const AttentionBatch& batch : call.batches) {
       const int64_t last = *std::max_element(batch.query_positions.begin(), batch.query_positions.end());
       const int64_t first_query = *std::min_element(batch.query_positions.begin(), batch.query_positions.end());
+      // The oldest key that some query of the batch must see.
       int64_t first = call.spec.window > 0 ? std::max<int64_t>(0, first_query - call.spec.window + 1) : 0;
       first = std::max(first, batch.range.begin);
       const int64_t end = std::min(last + 1, batch.range.end);
@@ -346,6 +365,7 @@ Result<AttentionCall> GatherAttention(const Subject& s, std::span<const std::str
   return call;
 }
 
+// Borrows from both; they must outlive the call of the oracle.
 oracle::AttentionInput InputOf(const AttentionBatch& batch, const AttentionCall& call) {
   oracle::AttentionInput in;
   in.q = &batch.q;
@@ -359,6 +379,7 @@ oracle::AttentionInput InputOf(const AttentionBatch& batch, const AttentionCall&
   return in;
 }
 
+// Rows of requests that are not computed (`only`) keep zeros and -inf: the caller looks at its own rows.
 Result<AttentionValues> Recompute(const AttentionCall& call, int only) {
   AttentionValues all;
   const auto fill = [&](oracle::Computed* c, std::vector<int64_t> shape, double value) {

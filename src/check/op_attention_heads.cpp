@@ -10,9 +10,11 @@ namespace {
 
 using oracle::Array;
 
+// A recomputation of the whole call for each.
 constexpr int64_t kMostKeyHeads = 64;
 
 // The whole key (value) head j in the place of every one.
+// a [rows, heads, d], in place.
 void Repeat(Array* a, int64_t j) {
   const int64_t heads = a->shape[1], d = a->shape[2];
   for (int64_t t = 0; t < a->shape[0]; ++t) {
@@ -43,6 +45,8 @@ struct Rule {
   std::string text;
   std::string_view cls;
 };
+// read[h]: the key head that query head h read. A shift between ranks is a matter of who holds which heads, within one
+// rank of the kernel.
 Rule RuleOf(const std::vector<int64_t>& read, int64_t key_heads, bool ranks) {
   const auto n = static_cast<int64_t>(read.size()), group = n / key_heads;
   bool remainder = true, one = true, shifted = true, reversed = true;
@@ -69,6 +73,7 @@ Rule RuleOf(const std::vector<int64_t>& read, int64_t key_heads, bool ranks) {
 
 }  // namespace
 
+// Results in the place of other heads' results: the mapping of every head must be found, or there is no explanation.
 std::optional<Explanation> ExplainHeads(const Subject& out, const AttentionCall& call, const AttentionValues& right) {
   const Array& have = out.actual();
   if (have.rank() != 3 || call.heads < 2 || have.size() != right.out.value.size()) return std::nullopt;
@@ -77,6 +82,7 @@ std::optional<Explanation> ExplainHeads(const Subject& out, const AttentionCall&
   const oracle::Precision p = out.precision();
   for (int64_t h = 0; h < call.heads; ++h) {
     for (int64_t step = 0; step < call.heads && source[static_cast<size_t>(h)] < 0; ++step) {
+      // Its own head first: a head that is right keeps itself.
       const int64_t j = (h + step) % call.heads;
       bool same = true;
       for (int64_t t = 0; t < have.shape[0] && same; ++t) {
@@ -115,6 +121,7 @@ std::optional<Explanation> ExplainKeyHeads(const Subject& out, const AttentionCa
     const char* name;
     bool keys, values;
   };
+  // Both together before each alone: a wrong mapping usually moves keys and values alike.
   for (const Part part :
        {Part{"keys and values", true, true}, Part{"values", false, true}, Part{"keys", true, false}}) {
     std::vector<int64_t> read(static_cast<size_t>(call.heads), -1);

@@ -12,6 +12,8 @@ using oracle::Array;
 namespace {
 
 // A soft cap of another value, by steps on a logarithm and then ever smaller ones.
+// The miss has one valley in the logarithm of the cap near the true one; the grid from e^-3 to e^3 finds it, halved
+// steps its bottom.
 void TryCaps(const AttentionCall& call, Trial* trial) {
   const auto with = [&](double logarithm) {
     AttentionCall changed = call;
@@ -38,6 +40,9 @@ void TryCaps(const AttentionCall& call, Trial* trial) {
 
 }  // namespace
 
+// Every bound that a query's view has, taken away or moved by a little: declared bounds first, then bounds that nobody
+// declared. The order is a preference, as a later fit must leave less than half of the residual to take the place of an
+// earlier one.
 void TryMasks(const AttentionCall& call, Trial* trial) {
   const auto with = [&](auto change, std::string text, double constant = kNone, std::string meaning = "") {
     AttentionCall changed = call;
@@ -46,6 +51,7 @@ void TryMasks(const AttentionCall& call, Trial* trial) {
   };
   const int64_t window = call.spec.window;
   if (window > 0) {
+    // By distance: the smallest change that fits is named.
     for (int64_t by : {1, -1, 2, -2, 3, -3}) {
       if (window + by < 1) continue;
       if (with([&](AttentionCall& c) { c.spec.window = window + by; },
@@ -114,6 +120,7 @@ void TryMasks(const AttentionCall& call, Trial* trial) {
            "causal bound used - declared");
     }
   }
+  // A window where none is declared, or another one: powers of two, as configs have them.
   for (int64_t w : {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096}) {
     if (w != window) {
       AttentionCall changed = call;
@@ -127,6 +134,8 @@ void TryMasks(const AttentionCall& call, Trial* trial) {
 
 // Keys of every query left out: the first ones, or the newest ones. A query that has no others keeps its own.
 void TryMissingKeys(const AttentionCall& call, Trial* trial) {
+  // The first keys go when a window or an offset is wrong, the newest when lengths are taken before the step's own
+  // rows.
   for (bool newest : {false, true}) {
     for (int64_t n : {1, 2, 4, 8, 16, 32, 64, 128}) {
       AttentionCall changed = call;

@@ -6,6 +6,8 @@
 
 namespace assay::op {
 
+// Appends the slots behind the newest key up to the end of its block, which a kernel reads that goes by whole blocks.
+// newest_alone: only the last query sees them. False: nothing to append, or the pool was not recorded.
 bool AddPoolTail(const Subject& out, bool absorbed, bool newest_alone, AttentionBatch* batch) {
   const TensorPtr table = out.Operand("block_table");
   const TensorPtr k = out.Operand(out.Sibling(absorbed ? "attn.kv_cache" : "attn.k_cache"));
@@ -22,6 +24,7 @@ bool AddPoolTail(const Subject& out, bool absorbed, bool newest_alone, Attention
   const int64_t slots = absorbed ? k->n_rows() : std::min(k->n_rows(), v->n_rows());
   if (!(entry >= 0 && entry < static_cast<double>(slots / block))) return false;
   const int64_t first = static_cast<int64_t>(entry) * block, used = newest % block + 1;
+  // The block is full: there is nothing behind the newest key.
   if (used == block) return false;
   const auto fits = [](const Tensor& pool, const oracle::Array& rows) {
     return !rows.values.empty() && pool.row_size() == rows.size() / rows.shape[0];

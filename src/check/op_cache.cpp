@@ -31,6 +31,8 @@ std::vector<Input> Written(const Subject& s) {
   return out;
 }
 
+// attn.kv_write as it came back against the rows that were given: a copy, but for one rounding to the cache's codes
+// times their scale. part_scale: of the columns of the first and of the second part.
 void JudgeWrite(Subject& s) {
   const std::vector<Input> parts = Written(s);
   if (parts.empty()) return Missing(s, s.Sibling("attn.k or attn.kv_c_normed"));
@@ -38,6 +40,7 @@ void JudgeWrite(Subject& s) {
   // Magnitudes: a range of codes has two sides, whatever the sign of its scale.
   const double k_scale = std::abs(s.Number("k_scale", s.Number("kv_scale", 1))),
                v_scale = std::abs(s.Number("v_scale", s.Number("kv_scale", 1)));
+  // 0 for caches that hold plain floats: nothing is cut, nothing scaled.
   const double top = LargestCode(cache);
   Operation write;
   write.inputs = parts;
@@ -72,10 +75,12 @@ void JudgeWrite(Subject& s) {
   const auto right = write.Run();
   if (!right.ok()) return s.report().Missing(right.status().message(), "record attn.k and attn.v of the same rows");
   oracle::Precision p;
+  // No sum is formed, so there is no accumulator: the store alone counts.
   p.accum = 0;
   const double u = top > 0 || IsFloat(cache) ? UnitRoundoff(cache == DType::kI8 ? DType::kF8E4M3FN : cache) : 0;
   p.store = u;
   p.floor = 0;
+  // First without a floor: most rows have no element so small, and the bound stays sharp for them.
   Difference d = Differ(s.actual(), *right, p, s.judged());
   if (!d.ok && top > 0) {  // small elements: half of the smallest code's step
     const double step = cache == DType::kI8 ? 0.5 : 0x1p-10;
@@ -96,6 +101,7 @@ void JudgeWrite(Subject& s) {
     if (const Difference c = Differ(s.actual(), cut, p, s.judged()); c.ok) return ReportRight(s, c);
   }
 
+  // A slot that was never written goes before all arithmetic explanations: its bytes may look like anything.
   std::optional<Explanation> why = ExplainUnwritten(s);
   const auto fits = [&](const Result<oracle::Computed>& other) {
     return other.ok() && Differ(s.actual(), *other, p, s.judged(), 2).ok;
@@ -161,6 +167,7 @@ void JudgeWrite(Subject& s) {
         parts[0].tensor->row_size() / std::max<int64_t>(s.actual().rank() == 3 ? s.actual().shape[1] : 1, 1);
     for (int64_t i = 0; i < s.actual().size(); ++i) {
       const double limit = top * part_scale[i % cols < first_part ? 0 : 1], x = s.actual()[i], want = right->value[i];
+      // Elements at the largest code that should be larger were cut, and are right for what a cut does.
       const bool at_top = std::abs(std::abs(x) - limit) <= 1e-3 * limit;
       beyond += std::abs(want) > limit * (1 + u);
       if (std::abs(x - want) > 2 * u * std::abs(want) + p.floor * 2 && !(at_top && std::abs(want) > limit)) ++off;
@@ -174,6 +181,7 @@ void JudgeWrite(Subject& s) {
           std::to_string(beyond) + " elements are beyond the largest code times the scale and were cut there"};
     } else if (square > 0 && total > 0) {
       // The codes were cut as well: the ratio is that of the elements below the top.
+      // Least squares over all elements, cut ones among them, so the constant is near and not exact.
       const double c = cross / square;
       double error = 0;
       for (int64_t i = 0; i < s.actual().size(); ++i)
@@ -212,6 +220,8 @@ std::optional<std::vector<double>> LastRow(const Subject& s, std::span<const std
   return out;
 }
 
+// Rows that attention gathered, bit for bit those that were written for their request and position. Quantised caches
+// are held against attn.kv_write, which has been through the codes already.
 void JudgeRead(Subject& s) {
   const bool latent = s.info().name.ends_with("attn.kv_read");
   const bool value = s.info().name.ends_with("attn.v_read");
@@ -256,6 +266,8 @@ void JudgeRead(Subject& s) {
     const std::vector<double> have(row.begin(), row.end());
     // A request that took blocks over reads what another one with the same first tokens wrote.
     bool known = false, right = false;
+    // With token ids recorded, a row may also come from any request with the same tokens up to that position (shared
+    // prefix).
     const RequestInfo* mine = s.capture().Request(id.request);
     std::vector<uint64_t> owners{id.request};
     for (uint64_t other : keys) {

@@ -20,6 +20,8 @@ namespace {
 using namespace op;
 using oracle::Array;
 
+// names: the operands in the order that docs/adding-a-case.md gives for the operation. Composite operations are handed
+// to the judge of their canonical names; the others are one call of an oracle.
 void JudgeDeclaredOperation(Subject& s, const std::string& kind, const std::vector<std::string>& names) {
   Operation op;
   for (const std::string& name : names) {
@@ -39,6 +41,7 @@ void JudgeDeclaredOperation(Subject& s, const std::string& kind, const std::vect
     if (n < 3 && operand(0)->shape.size() != 3) return Missing(s, "the ids that rows are sorted by");
     return JudgeCombined(s, operand(0), operand(1), n < 3 ? operand(1) : operand(2));
   }
+  // The oracle keeps the operand's axes, the recording may have others for the same elements.
   const auto reshaped = [&](Result<oracle::Computed> y) -> Result<oracle::Computed> {
     if (y.ok() && y->value.size() == s.actual().size()) y->value.shape = s.actual().shape;
     return y;
@@ -47,6 +50,7 @@ void JudgeDeclaredOperation(Subject& s, const std::string& kind, const std::vect
   if (kind == "linear" && n >= 2) {
     op.run = [=](std::span<const Array> in) {
       Array x = in[0];
+      // Heads recorded on an axis of their own are one row for a projection.
       if (x.cols() != in[1].cols() && x.rank() > 2) x.shape = {x.shape[0], x.size() / x.shape[0]};
       return reshaped(oracle::Linear(x, in[1], n > 2 ? in[2] : Array{{0}, {}}));
     };
@@ -105,6 +109,7 @@ void JudgeDeclaredOperation(Subject& s, const std::string& kind, const std::vect
       y.value.shape = y.scale.shape = s.actual().shape;
       return y;
     };
+    // Codes are no operand that could have been written over: TakeApart reads them itself.
     op.inputs.clear();
   } else {
     return s.report().Missing(s.info().name + ": op=" + kind + " is judged at its own names alone",
@@ -142,6 +147,7 @@ void JudgeDeclaredOperation(Subject& s, const std::string& kind, const std::vect
 
 }  // namespace
 
+// inputs: names joined by commas.
 void JudgeDeclared(const Capture& capture, CheckReport* report) {
   for (const std::string& name : capture.Names()) {
     for (EventId id : capture.EventsOf(name)) {

@@ -11,12 +11,15 @@ namespace {
 
 using oracle::Array;
 
+// Magnitudes of e2m1 by their three bits.
 constexpr float kE2m1[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
 
+// Codes of an activation belong to the step, those of a weight to the load.
 TensorPtr Part(const Subject& s, const std::string& name, bool activation) {
   return activation ? s.Beside(name) : s.Weight(name);
 }
 
+// Of the event alone: what the process declares holds for the model, not for one tensor's codes.
 std::string OwnOr(const Tensor& t, std::string_view key, std::string otherwise) {
   return Capture::OwnText(*t.info, key).value_or(std::move(otherwise));
 }
@@ -49,6 +52,7 @@ void DecodeFp4(const Tensor& code, bool packed, bool high_nibble_first, DequantP
   }
 }
 
+// Each code names a vector of `length` values of the book; signs, where recorded, flip elements one by one.
 Status DecodeCodebook(const Subject& s, const std::string& parts, bool activation, const Tensor& code,
                       const DequantVariant& variant, DequantParts* out) {
   const TensorPtr book = Part(s, parts + "codebook", activation), signs = Part(s, parts + "signs", activation);
@@ -70,6 +74,7 @@ Status DecodeCodebook(const Subject& s, const std::string& parts, bool activatio
   return {};
 }
 
+// Borrows the tensor's bytes: it must outlive the result.
 CheckpointTensor Stored(const Tensor& tensor) {
   CheckpointTensor stored;
   stored.name = tensor.info->name;
@@ -153,6 +158,7 @@ Status PlaceScales(const Tensor& scale, int64_t group, bool swizzled, DequantPar
       out->block_rows = (rows + out->grid_rows - 1) / std::max<int64_t>(out->grid_rows, 1);
   }
   for (double x : scale.values) {
+    // e8m0 recorded as plain bytes: the byte is the exponent, biased by 127.
     const bool exponent = out->quant == "mxfp4" && scale.info->event.dtype == DType::kU8;
     out->scale.push_back(exponent ? std::exp2(x - 127) : x);
   }
@@ -195,6 +201,8 @@ Array DequantParts::Values() const {
   return out;
 }
 
+// The layout of scales in memory that block-scaled tensor cores read: tiles of 128 rows by 4 scales, 512 bytes each, in
+// it rows of 32 interleaved four by four.
 int64_t SwizzledPlace(int64_t m, int64_t k, int64_t columns) {
   return (m / 128 * ((columns + 3) / 4) + k / 4) * 512 + m % 32 * 16 + m % 128 / 32 * 4 + k % 4;
 }
@@ -203,6 +211,8 @@ bool HasCodes(const Subject& s, const std::string& parts, bool activation) {
   return Part(s, parts + (activation ? "q" : "codes"), activation) != nullptr;
 }
 
+// `parts` is the prefix of the names: "NAME." with codes, scale, zero, global_scale behind it. kBadInput names what was
+// not recorded or does not fit.
 Result<DequantParts> TakeApart(const Subject& s, const std::string& parts, bool activation,
                                const DequantVariant& variant) {
   const TensorPtr code = Part(s, parts + (activation ? "q" : "codes"), activation);
@@ -231,6 +241,7 @@ Result<DequantParts> TakeApart(const Subject& s, const std::string& parts, bool 
     const bool four = IsGrouped(quant) || quant.starts_with("int4");
     // Two codes a byte where the grid of scales is as wide as that.
     const int64_t grid = scale->shape.size() < 2 ? 1 : scale->row_size();
+    // The grid of scales tells the true width: two codes a byte double the columns.
     const bool halved = four && dtype == DType::kU8 && group > 0 && grid * group == 2 * code->row_size();
     if (four) out.bits = static_cast<int>(number("bits", 4));
     DecodeIntegers(*code, four && number("packed", halved ? 1 : 0) != 0, variant.high_nibble_first, &out);

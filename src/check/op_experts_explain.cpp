@@ -11,9 +11,11 @@ namespace {
 
 using oracle::Array;
 
+// Bounds of the searches: k^3 a token for the weights, a product of all rows for each expert.
 constexpr int64_t kMostChosen = 32, kMostExperts = 64;
 
 // Least squares y = Σ_j w_j e_j by Gauss; false where the rows are not independent.
+// Of one token: y [h], rows k times [h]. k unknowns in h >= 2 k equations, so that a fit is no accident.
 bool Weights(std::span<const double> y, const std::vector<std::span<const double>>& rows, std::vector<double>* out) {
   const size_t n = rows.size();
   std::vector<double> a(n * n, 0);
@@ -24,6 +26,7 @@ bool Weights(std::span<const double> y, const std::vector<std::span<const double
       for (size_t c = 0; c < y.size(); ++c) a[i * n + j] += rows[i][c] * rows[j][c];
   }
   for (size_t i = 0; i < n; ++i) {
+    // The normal matrix is positive definite where rows are independent, so elimination needs no pivoting.
     const double pivot = a[i * n + i];
     if (!(pivot > 0)) return false;
     for (size_t r = 0; r < n; ++r) {
@@ -39,6 +42,8 @@ bool Weights(std::span<const double> y, const std::vector<std::span<const double
 
 }  // namespace
 
+// First the weights that were really used, token by token; then named patterns among them, the most specific first,
+// each tried as a whole sum; the fitted weights themselves come last.
 std::optional<Explanation> ExplainCombine(const Subject& s, const Array& experts, const std::vector<int64_t>& row_of,
                                           const Array& weights, const oracle::Computed& right) {
   const int64_t k = weights.cols(), tokens = weights.rows(), h = experts.cols();
@@ -46,6 +51,7 @@ std::optional<Explanation> ExplainCombine(const Subject& s, const Array& experts
   Array used = weights;
   bool reversed = true, equal = true;
   std::vector<char> dropped(static_cast<size_t>(k), 1);
+  // Fitted weights carry the rounding of the stored sum, magnified by how alike the experts' rows are.
   const double near = std::max(1e-3, 64 * s.precision().store);
   for (int64_t t = 0; t < tokens; ++t) {
     if (!s.judged()[static_cast<size_t>(t)]) continue;
@@ -95,6 +101,9 @@ std::optional<Explanation> ExplainCombine(const Subject& s, const Array& experts
   return fit(used, equal ? "fits equal weights for all choices of a token" : "fits other weights than those recorded");
 }
 
+// For each expert e the first expert f whose weights give every row of e within four allowances; found by running all
+// rows through each f once, which is as many full products as there are experts (hence kMostExperts). A used expert
+// that no f explains ends the search: half a permutation would not reproduce the output.
 std::optional<Explanation> ExplainExperts(
     const Subject& s, const std::vector<int64_t>& expert, int64_t n_experts, const oracle::Computed& right,
     const std::function<Result<oracle::Computed>(const std::vector<int64_t>&)>& product) {

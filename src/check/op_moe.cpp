@@ -22,8 +22,11 @@ namespace {
 using namespace op;
 using oracle::Array;
 
+// No bias: the oracle takes an array without values for "none".
 Array Empty() { return {{0}, {}}; }
 
+// What the model's router does, by the metadata of the event or the process. Without any: sigmoid where a correction
+// bias was recorded, which only those routers have.
 oracle::RouterSpec SpecOf(const Subject& s, int64_t top_k) {
   oracle::RouterSpec spec;
   const std::string scoring = s.Text("scoring", "");
@@ -40,6 +43,7 @@ oracle::RouterSpec SpecOf(const Subject& s, int64_t top_k) {
   return spec;
 }
 
+// Ids as recorded, [T, k] in row order; negative ones (no choice, or another rank's expert) stay negative.
 std::vector<int64_t> IdsOf(const Tensor& t) {
   std::vector<int64_t> ids;
   for (double x : t.values) ids.push_back(IntegerOf(x));
@@ -62,11 +66,15 @@ Subject WithRouterKeys(const Subject& ids) {
 
 // Whether some bias of the experts makes every choice of these rows the best: differences b_f - b_e <= s_e - s_f for
 // each expert e taken and f left out, which can be met unless they close a cycle below zero.
+// A system of difference constraints: feasible exactly when Bellman and Ford's relaxation from 0 ends within n rounds
+// (Cormen et al., Introduction to Algorithms, section 24.4). Why: without the bias a choice cannot be called wrong
+// while some bias would make it right.
 bool SomeBiasFits(const Array& scores, const std::vector<int64_t>& ids, int64_t k, std::span<const char> judged) {
   const int64_t n = scores.cols();
   Array least = Array::Filled({n, n}, HUGE_VAL);
   for (int64_t t = 0; t < scores.rows(); ++t) {
     if (!judged[static_cast<size_t>(t)]) continue;
+    // An expert chosen twice fits no bias at all.
     const std::set<int64_t> mine(ids.begin() + t * k, ids.begin() + (t + 1) * k);
     if (static_cast<int64_t>(mine.size()) != k) return false;
     for (int64_t e : mine) {
@@ -90,6 +98,7 @@ bool SomeBiasFits(const Array& scores, const std::vector<int64_t>& ids, int64_t 
   return false;
 }
 
+// moe.topk_ids [T, k] against the recorded moe.router_logits [T, E].
 void JudgeIds(Subject& s) {
   const TensorPtr logits = s.Operand(s.Sibling("moe.router_logits"));
   if (logits == nullptr) {
@@ -99,6 +108,7 @@ void JudgeIds(Subject& s) {
   JudgeChoice(s, logits, s.Weight(s.Sibling("mlp.gate.e_score_correction_bias")));
 }
 
+// moe.topk_weights [T, k] of the recorded logits and the recorded choice, right or not: the choice is judged by itself.
 void JudgeWeights(Subject& s) {
   const TensorPtr logits = s.Operand(s.Sibling("moe.router_logits")), chosen = s.Operand(s.Sibling("moe.topk_ids"));
   if (logits == nullptr) return Missing(s, s.Sibling("moe.router_logits"));
@@ -113,6 +123,7 @@ struct Sent {
   std::vector<int64_t> expert;  // of each sent row
   int64_t k = 1;
 };
+// Stable, so that rows of one expert keep the order of their tokens, as grouped kernels have them.
 Sent SentBy(const Tensor& ids) {
   Sent sent;
   sent.k = std::max<int64_t>(ids.row_size(), 1);
@@ -125,11 +136,13 @@ Sent SentBy(const Tensor& ids) {
   for (int64_t i : sent.order) sent.expert.push_back(IntegerOf(ids.values[static_cast<size_t>(i)]));
   return sent;
 }
+// Nothing when the step's moe.topk_ids was not recorded.
 std::optional<Sent> SentRows(const Subject& s) {
   const TensorPtr ids = s.Operand(s.Sibling("moe.topk_ids"));
   return ids == nullptr ? std::nullopt : std::optional<Sent>(SentBy(*ids));
 }
 
+// moe.expert_counts [E]: integers, so they must be equal.
 void JudgeCounts(Subject& s) {
   const auto sent = SentRows(s);
   if (!sent) return;
@@ -154,6 +167,8 @@ void JudgeCounts(Subject& s) {
       {cls, "counts sum to " + std::to_string(total) + ", " + std::to_string(sent->order.size()) + " rows were sent"});
 }
 
+// moe.dispatched [rows sent, h]: rows of post_norm, sorted by expert; copies, unless the engine multiplies by the
+// weights before the experts (weight_on_input).
 void JudgeDispatched(Subject& s) {
   const auto sent = SentRows(s);
   const TensorPtr x = s.Operand(s.Sibling("post_norm"));
@@ -197,6 +212,7 @@ Result<Array> ExpertWeights(const Subject& s, std::string_view stem, std::string
   }
   const std::vector<std::string> parts = stem == "gate_up_proj" ? std::vector<std::string>{"gate_proj", "up_proj"}
                                                                 : std::vector<std::string>{std::string(stem)};
+  // Expert by expert, gate rows in front of up rows, until a number is missing: that is how many experts there are.
   Array all;
   int64_t experts = 0;
   for (;; ++experts) {
@@ -222,6 +238,7 @@ Result<oracle::Computed> Grouped(const Array& x, const Array& w, const Array& bi
   if (w.rank() != 3 || static_cast<int64_t>(expert.size()) != x.rows() || w.shape[2] != x.cols()) {
     return Status::BadInput("experts' weights do not fit their rows");
   }
+  // Experts without rows cost nothing; the bound is that of the widest product among them.
   const int64_t out = w.shape[1], in = w.shape[2];
   oracle::Computed y;
   y.value = y.scale = Array::Filled({x.rows(), out});
@@ -249,6 +266,8 @@ Result<oracle::Computed> Grouped(const Array& x, const Array& w, const Array& bi
   return y;
 }
 
+// One of the experts' two products, of the rows in `input_stem` through `weight_stem`. Rows come sorted by expert
+// [rows, in], padded to a capacity [E, C, in], or one a choice [T, k, in].
 void JudgeExpertProduct(Subject& s, std::string_view input_stem, std::string_view weight_stem) {
   const TensorPtr input = s.Operand(s.Sibling(input_stem));
   if (input == nullptr) return Missing(s, s.Sibling(input_stem));
@@ -267,6 +286,7 @@ void JudgeExpertProduct(Subject& s, std::string_view input_stem, std::string_vie
     quantised = true;
   }
   std::vector<int64_t> expert;
+  // [E, C, in]: row c of block e is expert e's, whoever sent it; blocks may end in rows that nobody looks at.
   const bool by_capacity =
       input->shape.size() == 3 && w->rank() == 3 && s.actual().rank() == 3 && s.tensor()->rows.empty();
   if (by_capacity) {
@@ -292,6 +312,8 @@ void JudgeExpertProduct(Subject& s, std::string_view input_stem, std::string_vie
     y.value.shape = y.scale.shape = s.actual().shape;
     return y;
   };
+  // In the order of certainty: a bias left out, gate and up exchanged, codes read otherwise, one constant, weights of
+  // another tensor, weights of another expert.
   JudgeOperation(s, multiply, [&](const Difference&, const oracle::Computed& right) -> std::optional<Explanation> {
     if (b.size() > 0 && Fits(s, Grouped(x, *w, Empty(), expert)))
       return Explanation{fault_class::kKernel, "fits without the experts' bias"};
@@ -347,6 +369,7 @@ void JudgeExpertProduct(Subject& s, std::string_view input_stem, std::string_vie
   });
 }
 
+// moe.routed [T, h] = sum over the choices of weight times expert's result.
 void JudgeRouted(Subject& s) {
   const TensorPtr rows = s.Operand(s.Sibling("moe.expert_out")), weights = s.Operand(s.Sibling("moe.topk_weights")),
                   ids = s.Operand(s.Sibling("moe.topk_ids"));
@@ -359,6 +382,8 @@ void JudgeRouted(Subject& s) {
 
 }  // namespace
 
+// Finds for each choice (t, j) the row of `rows` that holds it, in whichever of three layouts they were recorded; row
+// -1: the choice was dropped for want of capacity and adds nothing.
 void JudgeCombined(Subject& s, const TensorPtr& rows, const TensorPtr& weights, const TensorPtr& ids) {
   s.DeclareOneStore();
   if (ids->n() != weights->n())
@@ -388,6 +413,7 @@ void JudgeCombined(Subject& s, const TensorPtr& rows, const TensorPtr& weights, 
   combine.inputs = {{rows->info->name, rows}};
   combine.run = [&](std::span<const Array> in) { return oracle::Combine({experts.shape, in[0].values}, row_of, w); };
   JudgeOperation(s, combine, [&](const Difference&, const oracle::Computed& right) -> std::optional<Explanation> {
+    // Weights that were applied twice show as their squares, weights never applied as ones.
     Array ones = w;
     std::fill(ones.values.begin(), ones.values.end(), 1.0);
     if (Fits(s, oracle::Combine(experts, row_of, ones)))
@@ -404,6 +430,8 @@ void JudgeCombined(Subject& s, const TensorPtr& rows, const TensorPtr& weights, 
   });
 }
 
+// The right choice is not unique where two scores tie to rounding, so a row is wrong only when its set differs and the
+// oracle's own margin is wider than that.
 void JudgeChoice(Subject& s, const TensorPtr& logits, const TensorPtr& bias) {
   if (logits->n_rows() != s.tensor()->n_rows())
     return s.report().Missing(logits->info->name + " has other rows than " + s.info().name,
@@ -428,6 +456,7 @@ void JudgeChoice(Subject& s, const TensorPtr& logits, const TensorPtr& bias) {
       if (mine == right) continue;
       double top = 0;
       for (double x : r.selection.row(t)) top = std::max(top, std::abs(x));
+      // 8 roundoffs: score, bias and sum on both sides of the gap.
       const bool tie = r.set_margin[static_cast<size_t>(t)] <= 8 * u * top;
       bool valid = static_cast<int64_t>(mine.size()) == k;
       for (int64_t e : mine) valid = valid && e >= 0 && e < experts;
@@ -443,6 +472,7 @@ void JudgeChoice(Subject& s, const TensorPtr& logits, const TensorPtr& bias) {
       SomeBiasFits(routing->selection, ids, k, s.judged())) {
     return Missing(s, gate + ".e_score_correction_bias");
   }
+  // What else would explain every row is said in words; the class is the same.
   Explanation why{fault_class::kMoeRoute, "experts chosen are not the best of the recorded logits"};
   if (bias != nullptr) {
     const auto plain = oracle::Route(ToArray(*logits), Empty(), spec);
@@ -451,6 +481,7 @@ void JudgeChoice(Subject& s, const TensorPtr& logits, const TensorPtr& bias) {
     for (double& x : rounded.values) {
       int exponent = 0;
       const double m = std::frexp(x, &exponent);
+      // frexp gives m in [0.5, 1), so 8 bits behind the point are bf16's 8 significant ones.
       x = std::ldexp(std::nearbyint(std::ldexp(m, 8)), exponent - 8);
     }
     const auto coarse = oracle::Route(ToArray(*logits), rounded, spec);
@@ -466,6 +497,7 @@ void JudgeChoice(Subject& s, const TensorPtr& logits, const TensorPtr& bias) {
   ReportRule(s.capture(), s.report(), s.info(), why, rows);
 }
 
+// Variants of the router's arithmetic, one change at a time, each a mistake that engines have made.
 void JudgeChoiceWeights(Subject& s, const TensorPtr& logits, const TensorPtr& chosen, const TensorPtr& bias) {
   const oracle::RouterSpec spec = SpecOf(s, s.tensor()->row_size());
   const std::vector<int64_t> ids = IdsOf(*chosen);
@@ -480,6 +512,8 @@ void JudgeChoiceWeights(Subject& s, const TensorPtr& logits, const TensorPtr& ch
     };
     const auto scores = oracle::Route(ToArray(*logits), Empty(), spec);
     if (scores.ok() && bias != nullptr) {
+      // `with`: the bias stayed in. `lost`: the score was got back as (score + bias) - bias in float, which loses what
+      // is below a roundoff of the bias.
       Array with = scores->scores.value, lost = with;
       for (int64_t i = 0; i < with.size(); ++i) {
         const double b = bias->values[static_cast<size_t>(i % with.cols())];
@@ -520,6 +554,7 @@ void JudgeChoiceWeights(Subject& s, const TensorPtr& logits, const TensorPtr& ch
   });
 }
 
+// Two passes: a choice is judged for every event before any of the weights.
 void JudgeRouter(const Capture& capture, CheckReport* report) {
   constexpr std::string_view kIds[] = {"moe.topk_ids"}, kWeights[] = {"moe.topk_weights"};
   JudgeStems(capture, report, kIds, JudgeIds);

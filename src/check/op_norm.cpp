@@ -17,6 +17,7 @@ using oracle::Array;
 struct NormSite {
   std::string_view result, input, weight;  // below the layer; input empty: the residual stream
 };
+// Names of weights as Hugging Face checkpoints have them, below the layer.
 constexpr NormSite kNorms[] = {
     {"input_norm", "", "input_layernorm"},
     {"post_norm", "", "post_attention_layernorm"},
@@ -26,6 +27,7 @@ constexpr NormSite kNorms[] = {
     {"attn.out_normed", "attn.out", "attn.out_norm"},
 };
 
+// One norm [T, d] of its operand, which for the residual stream is a sum of what was recorded before it (StreamBehind).
 void JudgeNorm(Subject& s, const NormSite& site) {
   Operation norm;
   std::string missing;
@@ -73,9 +75,11 @@ void JudgeNorm(Subject& s, const NormSite& site) {
     if (x.size() == 0 || rows == 0) return Status::BadInput(operand.name + " is empty");
     x.shape = {rows, x.size() / rows};
     const int64_t width = s.actual().size() / rows;
+    // attn.kv_a holds k_pe behind the latent; only the latent is normed.
     if (x.cols() > width && !cut) {
       ASSAY_ASSIGN_OR_RETURN(x, oracle::TakeColumns(x, 0, width));
     }
+    // A weight shorter than the row is that of a head: each head is normed by itself.
     const int64_t own = in[n_terms].size();
     if (x.cols() != own && own > 0 && x.cols() % own == 0) x.shape = {x.size() / own, own};
     return x;
@@ -118,6 +122,8 @@ void JudgeNorm(Subject& s, const NormSite& site) {
         return Explanation{fault_class::kReduce,
                            "fits the mean square of the columns of this rank in place of the whole row"};
     }
+    // The second term of the stream is the branch that a fused kernel adds: left out, the norm saw the residual before
+    // it.
     if (n_terms > 1) {
       auto alone = arrays;
       std::fill(alone[1].values.begin(), alone[1].values.end(), 0.0);

@@ -22,18 +22,21 @@ struct Norm {
   double eps = 0;
 };
 
+// Of one row; 0 for none.
 double MeanOf(std::span<const double> row) {
   double sum = 0;
   for (double v : row) sum += v;
   return sum / static_cast<double>(std::max<size_t>(row.size(), 1));
 }
 
+// Mean of the squared distances from `mean`; count: what the sum is divided by instead of the number of columns.
 double SquareOf(std::span<const double> row, double mean, double count) {
   double sum = 0;
   for (double v : row) sum += (v - mean) * (v - mean);
   return sum / (count > 0 ? count : static_cast<double>(std::max<size_t>(row.size(), 1)));
 }
 
+// The norm by the given form. Bounds come from the declared one (`right`), never below what the other values need.
 Computed Run(const NormCall& call, const Norm& norm, const Array& weight, const Array& bias, const Computed& right) {
   Computed y = right;
   const int64_t d = call.x.cols();
@@ -68,6 +71,7 @@ std::optional<double> SolveEps(const Subject& s, const NormCall& call, Norm norm
       cross += v * y;
       own += v * v;
     }
+    // Least squares of the row: y = factor · (x - mean) weight, so factor = 1 / divisor.
     const double factor = own > 0 ? cross / own : 0;
     if (!(factor > 0)) continue;
     const double eps = norm.outside ? 1 / factor - std::sqrt(square) : 1 / (factor * factor) - square;
@@ -91,6 +95,8 @@ double NamedEps(double eps) {
 
 }  // namespace
 
+// Parts left out or changed first (weight, bias), then other eps, then other forms, each with the declared eps and with
+// the one that the rows themselves give; another layer's weight last, as it needs the whole checkpoint.
 std::optional<Explanation> ExplainNorm(const Subject& s, const NormCall& call, const Computed& right) {
   const auto try_one = [&](const Norm& norm, const Array& weight, const Array& bias,
                            const Explanation& why) -> std::optional<Explanation> {
@@ -122,6 +128,7 @@ std::optional<Explanation> ExplainNorm(const Subject& s, const NormCall& call, c
   other.eps = 0;
   if (auto why = try_one(other, call.weight, call.bias, {fault_class::kKernel, "fits without eps", 0, "eps used"}))
     return why;
+  // Defaults of the usual libraries.
   for (double eps : {1e-5, 1e-6, 1e-8, 1e-12}) {
     other.eps = eps;
     if (eps == call.eps) continue;

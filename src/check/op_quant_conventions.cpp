@@ -25,6 +25,8 @@ double Rounded(double x, int bits) {
   return std::ldexp(std::nearbyint(std::ldexp(m, bits)), exponent - bits);
 }
 
+// Mistakes in the scales' values, each applied to all of them; a change that changes nothing is no explanation and is
+// not tried.
 Found TryScaleValues(const QuantTrial& t) {
   const Cells& s = t.scales();
   const auto each = [&](auto change, const std::string& text) -> Found {
@@ -52,6 +54,7 @@ Found TryScaleValues(const QuantTrial& t) {
     if (auto why = each([=](double) { return low; }, "with the smallest scale for all")) return why;
     if (auto why = each([=](double) { return last; }, "with the last scale for all")) return why;
   }
+  // Significant bits of the types that loaders narrow scales to.
   for (auto [bits, name] : {std::pair{11, "float16"}, std::pair{8, "bfloat16"}, std::pair{4, "float8 e4m3"}}) {
     if (auto why =
             each([&, b = bits](double x) { return Rounded(x, b); }, std::string("with scales rounded to ") + name))
@@ -81,6 +84,8 @@ Cells Placed(const QuantTrial& t, const Cells& cells, const std::function<int64_
 }
 
 // The moves that a grid of scales or zero points goes through at load.
+// cells [grid_rows, grid_cols], row-major. A place is wrong when the grid was transposed, shifted by a few, reversed,
+// or its halves (ranks, gate and up) exchanged.
 Found TryPlaces(const QuantTrial& t, const Cells& cells, const char* what,
                 const std::function<DequantParts(const Cells&)>& with) {
   const int64_t rows = t.grid_rows(), cols = t.grid_cols();
@@ -103,6 +108,7 @@ Found TryPlaces(const QuantTrial& t, const Cells& cells, const char* what,
             "stored by columns and read by rows"))
       return why;
   }
+  // Small shifts only: larger ones are found by solving for each scale (op_quant_solve.cpp).
   for (int64_t by = 1; by <= 8; ++by) {
     for (int64_t step : {by, -by}) {
       if (by < rows) {
@@ -135,6 +141,7 @@ Found TryPlaces(const QuantTrial& t, const Cells& cells, const char* what,
 }
 
 // Elements under the scale of groups of another size, or interleaved.
+// Twice, half, four times and a quarter of the declared size: what configs of one model family use.
 Found TryGroupSizes(const QuantTrial& t) {
   const DequantParts& p = t.parts();
   if (p.block_cols == 0 || t.scales().size() < 2) return std::nullopt;
@@ -165,6 +172,8 @@ Found TryGroupSizes(const QuantTrial& t) {
 
 // ---- zero points ---------------------------------------------------------------------------------------------------
 
+// GPTQ stores zero points less 1, some readers add it and some do not, and the sum wraps within its bits: each way
+// leaves a pattern of its own.
 Found TryZeros(const QuantTrial& t) {
   const Cells& z = t.zeros();
   if (z.empty()) return std::nullopt;
@@ -195,6 +204,7 @@ Found TryZeros(const QuantTrial& t) {
                       "with zero points plus 1, wrapped within their bits", -1))
     return why;
   // Subtracted from the value, not from the code.
+  // s q - z in place of s (q - z).
   Array value = t.WithZeros(Cells(z.size(), 0)).Values();
   for (int64_t i = 0; i < value.size(); ++i) value[i] -= double{t.parts().zero[static_cast<size_t>(i)]};
   if (auto why = t.TryValue(value, Why(t, fault_class::kQZero, "with zero points taken from the scaled value")))
@@ -204,11 +214,13 @@ Found TryZeros(const QuantTrial& t) {
 
 // ---- codes ---------------------------------------------------------------------------------------------------------
 
+// Permutations within runs of codes, as packers of words and bytes make them.
 struct Order {
   const char* text;
   std::vector<int64_t> from;  // place i of a run of so many codes is taken from place from[i]
 };
 
+// longest: columns (or rows) of the weight. The words of eight are those of AWQ and of its inverse.
 std::vector<Order> Orders(int64_t longest) {
   std::vector<Order> orders = {{"exchanged in pairs", {1, 0}},
                                {"reversed in fours", {3, 2, 1, 0}},
@@ -229,6 +241,7 @@ std::vector<Order> Orders(int64_t longest) {
   return orders;
 }
 
+// Codes in another order along rows or columns, halves of them lost, signs taken wrongly.
 Found TryCodes(const QuantTrial& t) {
   const DequantParts& p = t.parts();
   const auto with = [&](const std::function<float(int64_t, int64_t)>& code, const std::string& text,
@@ -275,6 +288,7 @@ Found TryCodes(const QuantTrial& t) {
 }
 
 // What a decoder is told otherwise.
+// Readings that the decoder itself knows; the rest of the file changes what it has decoded.
 Found TryVariants(const QuantTrial& t) {
   const auto with = [&](const DequantVariant& variant, const Explanation& why) -> Found {
     const auto other = t.product().decode(variant);
@@ -296,6 +310,8 @@ Found TryVariants(const QuantTrial& t) {
 
 }  // namespace
 
+// From the cheapest and most telling: a variant decodes once, zero points leave shifts that nothing else leaves; codes
+// have the most candidates and come last.
 std::optional<Explanation> TryConventions(const QuantTrial& trial) {
   if (auto why = TryVariants(trial)) return why;
   if (auto why = TryZeros(trial)) return why;

@@ -31,6 +31,8 @@ void SolveSymmetric(std::vector<double>* a, std::vector<double>* b) {
   std::vector<char> known(n, 1);
   for (size_t i = 0; i < n; ++i) {
     const double pivot = (*a)[i * n + i];
+    // A pivot that has lost ten digits to elimination carries none of its own: the unknown is left open instead of
+    // guessed.
     if (!(pivot > 1e-10 * diagonal[i]) || diagonal[i] == 0) {
       known[i] = 0;
       continue;
@@ -48,6 +50,7 @@ void SolveSymmetric(std::vector<double>* a, std::vector<double>* b) {
 // Numbers of all cells; NaN where the result says nothing. Empty: too few equations.
 class Solver {
  public:
+  // lines: rows of the quantised operand that meet the result; others: rows of the operand that it is multiplied with.
   explicit Solver(const QuantTrial& t) : t_(t), p_(t.parts()), have_(t.subject().actual()) {
     n_rows_ = static_cast<int64_t>(t.subject().judged().size());
     width_ = n_rows_ > 0 ? have_.size() / n_rows_ : 0;
@@ -63,9 +66,11 @@ class Solver {
   }
 
   // Equations of one set of unknowns, over their number.
+  // At 1 any result could be fitted; explanations with many free numbers ask for 2.
   double Surplus() const {
     return static_cast<double>(equations_) / static_cast<double>(t_.product().is_value ? 1 : t_.grid_cols());
   }
+  // Shapes that belong together, more equations than unknowns, and work of a second or so at most.
   bool usable() const {
     if (t_.product().is_value) return have_.size() == p_.rows * p_.cols && equations_ > 1;
     return n_rows_ > 0 && t_.product().other.cols() == p_.cols && t_.product().other.rows() == others_ &&
@@ -81,6 +86,7 @@ class Solver {
   }
 
   // zeros: shifts of the codes; otherwise factors of the scales.
+  // Lines under the same scales (a block's rows) share one system.
   Cells Run(bool zeros) const {
     if (t_.product().is_value) return RunOnValue(zeros);
     const int64_t groups = t_.grid_cols(), block = std::max<int64_t>(p_.block_rows, 1);
@@ -118,6 +124,8 @@ class Solver {
     return cross;
   }
 
+  // One element of the result: adds its products to the normal equations. zeros: the equation is of the difference from
+  // the right result.
   void AddEquation(int64_t line, int64_t other, bool zeros, std::vector<double>* part, std::vector<double>* normal,
                    std::vector<double>* target) const {
     const bool activation = t_.product().activation;
@@ -148,6 +156,7 @@ class Solver {
 
 bool Near(double a, double b, double room) { return std::abs(a - b) <= room * std::max(std::abs(a), std::abs(b)); }
 
+// What a solved number may be off by: 2e-3, more where the result is stored coarsely.
 double RoomOf(const QuantTrial& t) { return std::max(kNear, kNearRoundings * t.subject().precision().store); }
 
 // "3 of 8 scales (rows 4 to 5 of the grid)".
@@ -166,6 +175,7 @@ std::string Which(const QuantTrial& t, const std::vector<size_t>& cells, const c
 }
 
 // For each cell the nearest of `among`, when all of them lie near one.
+// Its own place first, so that scales that are right stay where they are.
 std::optional<std::vector<size_t>> Permutation(const Cells& used, const Cells& among, double room) {
   std::vector<size_t> sorted(among.size()), from(used.size());
   for (size_t i = 0; i < sorted.size(); ++i) sorted[i] = i;
@@ -185,6 +195,7 @@ std::optional<std::vector<size_t>> Permutation(const Cells& used, const Cells& a
   return from;
 }
 
+// From the fewest words to the most: one constant on some, other places, one scale for all, a factor for each.
 std::optional<Explanation> Scales(const QuantTrial& t, const Solver& solver) {
   const double room = RoomOf(t);
   const std::string fits = "fits " + t.product().name + " with ";
@@ -205,6 +216,7 @@ std::optional<Explanation> Scales(const QuantTrial& t, const Solver& solver) {
     std::vector<double> sorted;
     for (size_t i : off) sorted.push_back(factors[i]);
     std::nth_element(sorted.begin(), sorted.begin() + static_cast<int64_t>(sorted.size() / 2), sorted.end());
+    // The median: a solved factor far off (few equations) does not bend it.
     const double middle = sorted[sorted.size() / 2];
     std::vector<double> constants{middle};
     const std::vector<fit::NamedNumber> known = fit::KnownConstants({});
@@ -249,6 +261,7 @@ std::optional<Explanation> Zeros(const QuantTrial& t, const Solver& solver) {
   std::vector<size_t> off;
   bool integers = true;
   for (size_t i = 0; i < shift.size(); ++i) {
+    // A fiftieth of a code: below it is the noise of the solution.
     if (!std::isfinite(shift[i]) || std::abs(shift[i]) < 0.02) continue;
     const double nearest = std::nearbyint(shift[i]);
     integers = integers && std::abs(shift[i] - nearest) < 0.1 && nearest != 0;
@@ -282,6 +295,7 @@ std::optional<Explanation> Zeros(const QuantTrial& t, const Solver& solver) {
 
 }  // namespace
 
+// Zero points before scales: a shift fitted by factors would need one for each group.
 std::optional<Explanation> TrySolved(const QuantTrial& trial) {
   const Solver solver(trial);
   if (!solver.usable()) return std::nullopt;

@@ -14,6 +14,8 @@
 
 namespace assay::op {
 
+// Kind, base and scaling from rope.* metadata, with the defaults of docs/fields.md; head_size: columns of the tensor
+// that is judged. kBadInput: an unknown rope.type, or numbers that make no frequencies.
 Result<Rotation> RotationOf(const Subject& s, int64_t head_size) {
   Rotation r;
   const std::string type = s.Text("rope.type", "default");
@@ -50,6 +52,7 @@ Result<Rotation> RotationOf(const Subject& s, int64_t head_size) {
   r.layout.pairing =
       s.Text("rope.pairing", "half") == "interleaved" ? oracle::Pairing::kInterleaved : oracle::Pairing::kHalf;
   const auto recorded = [&](std::string_view stem) { return s.capture().HasSite(s.Sibling(stem)); };
+  // MLA keeps the part without position in front and rotates the end of the head; others rotate its beginning.
   r.layout.from_end = recorded("attn.kv_a") || recorded("attn.kv_c_normed") || recorded("attn.q_pe");
   ASSAY_ASSIGN_OR_RETURN(r.frequencies, oracle::MakeFrequencies(r.spec));
   return r;
@@ -70,6 +73,8 @@ struct Raw {
 };
 
 // What a rotated tensor is made of.
+// attn.q and attn.k come from their projections, behind a norm where its weight was recorded; q_pe and k_pe are the
+// last columns of q_proj and kv_a.
 Raw RawOf(const Subject& s) {
   const std::string stem = s.info().name.substr(s.info().prefix.size());
   Raw raw;
@@ -100,6 +105,7 @@ Result<oracle::Computed> Before(const Subject& s, const Raw& raw, std::span<cons
   oracle::Computed out;
   if (in.size() > 1) {
     const double eps = s.Number("eps", 1e-6);
+    // A norm's weight is that of one head (qwen3, shared by all) or of the whole row.
     const bool whole_row = in[1].size() != x.cols();
     if (whole_row) {
       ASSAY_ASSIGN_OR_RETURN(
@@ -114,12 +120,14 @@ Result<oracle::Computed> Before(const Subject& s, const Raw& raw, std::span<cons
   return out;
 }
 
+// One a row of axis 0; rows of no known request turn by 0 and are not judged.
 std::vector<double> PositionsOf(const Tensor& t) {
   std::vector<double> out;
   for (const RowId& id : t.rows) out.push_back(id.known ? static_cast<double>(id.position) : 0);
   return out;
 }
 
+// Rotation behind what came before; roundings of both add up.
 Result<oracle::Computed> Turn(const oracle::Computed& before, std::span<const double> positions, const Rotation& r) {
   ASSAY_ASSIGN_OR_RETURN(oracle::Computed out, oracle::Rotate(before.value, positions, r.frequencies, r.layout));
   if (before.scale.values.empty()) return out;  // no norm
@@ -134,6 +142,8 @@ struct Turned {
   uint64_t request;
 };
 
+// Searched from -32 to twice the largest position and 256 more: off-by-some and doubled positions lie inside. Empty as
+// soon as one row's position cannot be told or is no whole number: half an explanation is none.
 std::vector<Turned> FittedRows(const Subject& s, const oracle::Computed& before, const Rotation& r,
                                std::span<const int64_t> wrong) {
   std::vector<Turned> out;
@@ -152,8 +162,12 @@ std::vector<Turned> FittedRows(const Subject& s, const oracle::Computed& before,
   return out;
 }
 
+// Every wrong row must fit a rotation by some whole position, and all of them together the positions found. What the
+// positions have in common (one offset, one position, the drafts of speculation) is said, and told from later steps
+// where one step leaves it open.
 std::optional<Explanation> ExplainPositions(const Subject& s, const Rotation& r, const oracle::Computed& before,
                                             const Difference& d) {
+  // At most 256 rows are searched; the others are then left out of the judgement of the fit.
   const std::vector<int64_t> wrong(d.rows.begin(),
                                    d.rows.begin() + static_cast<int64_t>(std::min<size_t>(d.rows.size(), 256)));
   std::vector<Turned> turned = FittedRows(s, before, r, wrong);
@@ -223,6 +237,8 @@ std::optional<Explanation> ExplainPositions(const Subject& s, const Rotation& r,
   return why;
 }
 
+// Order: length, overwritten operand, pairing, which end, no rotation, direction, strides, scaling, positions, base. A
+// pairing or an end changes every row and is exact; positions and bases are searches, so they come last.
 std::optional<Explanation> ExplainRotation(const Subject& s, const Raw& raw, const Rotation& r,
                                            const oracle::Computed& before, const Difference& d,
                                            const oracle::Computed& right) {
@@ -272,6 +288,7 @@ std::optional<Explanation> ExplainRotation(const Subject& s, const Raw& raw, con
     }
   }
   // Rows of several positions that are as they came in, from the first call on: no rotation at all.
+  // Only in the first call: later ones may hold an old buffer that happens to be unrotated, which is another fault.
   const auto calls = s.capture().EventsOf(s.info().name);
   const bool first_call = std::none_of(calls.begin(), calls.end(), [&](EventId id) {
     return s.capture().Info(id)->event.rank == s.info().event.rank && s.capture().Earlier(id, s.info().id);
@@ -293,6 +310,7 @@ std::optional<Explanation> ExplainRotation(const Subject& s, const Raw& raw, con
     return Explanation{fault_class::kRopeForm, "fits frequencies without the scaling of the context"};
   }
   if (auto why = ExplainPositions(s, r, before, d)) return why;
+  // Bases of models in use: a config's default taken for the model's own.
   for (double theta : {10000.0, 100000.0, 150000.0, 500000.0, 1000000.0, 5000000.0, 8000000.0, 10000000.0}) {
     if (theta != r.spec.theta && other([&](Rotation& x) { x.spec.theta = theta; })) {
       return Explanation{fault_class::kRopeForm, "fits another base of the frequencies", theta, "theta used"};
@@ -301,6 +319,7 @@ std::optional<Explanation> ExplainRotation(const Subject& s, const Raw& raw, con
   return std::nullopt;
 }
 
+// A rotated tensor [T, H, d] (or a part of a head) of its projection and the rows' positions.
 void JudgeRotated(Subject& s) {
   // Where the rotated part stands alone, it is judged there and the whole is its parts put together.
   const std::string stem = s.info().name.substr(s.info().prefix.size());
@@ -340,6 +359,7 @@ void JudgeRotated(Subject& s) {
   });
 }
 
+// rope.cos_sin [positions, dim]: row p is position p.
 void JudgeTable(Subject& s) {
   const int64_t dim = s.tensor()->dim(-1);
   auto rotation = RotationOf(s, dim);
@@ -374,6 +394,7 @@ void JudgeTable(Subject& s) {
 
 }  // namespace
 
+// Tables are recorded at load or in a step, so they are looked for in both.
 void JudgeRope(const Capture& capture, CheckReport* report) {
   constexpr std::string_view kTable[] = {"rope.cos_sin"};
   JudgeStems(capture, report, kTable, JudgeTable, true);

@@ -17,6 +17,7 @@ std::optional<RowWalk> ViewOf(const Subject& s) {
       e.shape != s.actual().shape) {
     return std::nullopt;
   }
+  // An axis of one head has a stride that nobody steps by.
   if (rank == 2 || e.shape[1] == 1) return RowWalk{e.strides[0], 1, rank == 2 ? 0 : e.strides[1]};
   return RowWalk{e.strides[0], e.shape[1], e.strides[1]};
 }
@@ -27,6 +28,8 @@ Result<oracle::Computed> Walked(const oracle::Computed& before, std::span<const 
   oracle::Array x = before.value;
   const std::vector<int64_t> shape = x.shape;
   x.shape = {static_cast<int64_t>(met.size()), x.cols()};
+  // Rotations of one pair add their angles, so a row that was met several times is turned by the sum of the positions.
+  // A magnitude would multiply each time, which the oracle's one rotation cannot say.
   std::vector<double> sums(met.size());
   for (size_t i = 0; i < met.size(); ++i) {
     if (met[i].size() > 1 && r.frequencies.magnitude != 1) return Status::BadInput("a magnitude that counts twice");
@@ -45,6 +48,7 @@ Result<oracle::Computed> Walked(const oracle::Computed& before, std::span<const 
   return out;
 }
 
+// For the evidence: both strides, one place that was turned by another row's position, and how many were left alone.
 std::string Described(const RowWalk& walk, const RowWalk& view, const std::vector<std::vector<int64_t>>& met) {
   const auto place = [&](size_t i) {
     const int64_t row = static_cast<int64_t>(i) / view.heads, head = static_cast<int64_t>(i) % view.heads;
@@ -71,6 +75,7 @@ std::string Described(const RowWalk& walk, const RowWalk& view, const std::vecto
 
 }  // namespace
 
+// Tries the walks that strides of this tensor suggest (oracle/row_walk.h); a walk that fits is named by its stride.
 std::optional<Explanation> ExplainRowWalk(const Subject& s, const Rotation& r, const oracle::Computed& before,
                                           std::span<const double> positions) {
   const auto view = ViewOf(s);

@@ -15,6 +15,7 @@ namespace {
 using namespace op;
 using oracle::Array;
 
+// Terms of one size, whatever their axes: a term that was recorded flat adds like any other.
 Result<oracle::Computed> Add(std::span<const Array> in, std::span<const double> factors) {
   std::vector<oracle::Term> terms;
   for (size_t i = 0; i < in.size(); ++i) terms.push_back({factors[i], &in[i]});
@@ -43,6 +44,7 @@ bool Solve(const Subject& s, const Array& x, const Array& y, double* a, double* 
     yo += y[i] * s.actual()[i];
   }
   const double determinant = xx * yy - xy * xy;
+  // Nearly parallel terms: any split of the sum fits, so no factor can be told.
   if (!(determinant > 1e-9 * xx * yy)) return false;
   *a = (xo * yy - yo * xy) / determinant;
   *b = (yo * xx - xo * xy) / determinant;
@@ -107,6 +109,7 @@ void JudgeReduced(Subject& s) {
   }
   if (by_rank.empty()) return;
   const int64_t world = s.Integer("world_size", s.capture().world_size());
+  // A sum of some of its parts says nothing.
   if (static_cast<int64_t>(by_rank.size()) < world) {
     return s.report().Missing(s.info().name + ": partial results of " + std::to_string(by_rank.size()) + " of " +
                                   std::to_string(world) + " ranks",
@@ -122,6 +125,7 @@ void JudgeReduced(Subject& s) {
   }
   const std::vector<double> ones(sum.inputs.size(), 1);
   const std::string bias_name = stem == "mlp.down" ? s.Sibling("mlp.down_proj.bias") : s.info().name + ".bias";
+  // Row-parallel layers add their bias once, on one rank or behind the sum.
   const TensorPtr bias = s.Weight(bias_name);
   sum.run = [&](std::span<const Array> in) -> Result<oracle::Computed> {
     ASSAY_ASSIGN_OR_RETURN(oracle::Computed y, Add(in, ones));
@@ -149,6 +153,7 @@ void JudgeReduced(Subject& s) {
         return Explanation{fault_class::kReduce, "the bias was added on every rank", static_cast<double>(world),
                            "times that the bias was added"};
     }
+    // A rank's part left out, or counted twice: one at a time.
     for (size_t left_out = 0; left_out < sum.inputs.size(); ++left_out) {
       std::vector<double> factors = ones;
       factors[left_out] = 0;
@@ -205,6 +210,7 @@ void JudgeOut(Subject& s) {
                   " in place of the stream behind attention: it was written over before compiled code read it"};
       }
     }
+    // Terms of the stream behind attention, prev.out and attn.o_proj, as one array.
     const double zero_one[] = {1, branch};
     if (auto stream = Add(std::span(arrays).first(2), zero_one); stream.ok()) {
       double a = 0, b = 0;
@@ -221,6 +227,7 @@ void JudgeOut(Subject& s) {
           std::snprintf(text, sizeof text, "fits %.5g times the stream and %.5g times the FFN", a, b);
           if (ffn_right) return Explanation{fault_class::kRange, text, a / residual, "residual used / expected"};
           const double world = static_cast<double>(s.capture().world_size());
+          // A replicated FFN that every rank added before the sum over ranks.
           if (world > 1 && std::abs(b - branch * world) < 0.02 * world)
             return Explanation{fault_class::kReduce, text, b / branch, "times that the FFN was added"};
           return Explanation{fault_class::kRange, text, b / branch, "branch used / expected"};
@@ -239,6 +246,7 @@ void JudgeOut(Subject& s) {
 
 }  // namespace
 
+// Whatever has a ".partial" beside it is judged as a sum over ranks, canonical or not.
 void JudgeSums(const Capture& capture, CheckReport* report) {
   constexpr std::string_view kMoe[] = {"moe.out"};
   JudgeStems(capture, report, kMoe, JudgeMoeOut);

@@ -34,6 +34,7 @@ Groups ByPlace(const Capture& capture, std::string_view name) {
   return groups;
 }
 
+// Only equal cuts of the rows can be added up segment by segment.
 bool SameRows(const SegmentSummary& a, const SegmentSummary& b) {
   return a.request == b.request && a.first_position == b.first_position && a.n_rows == b.n_rows && a.count == b.count &&
          a.padding == b.padding;
@@ -114,6 +115,7 @@ std::optional<Sum> Judge(const EventView& result, int32_t i, const std::map<int3
   if (out.measured <= out.bound) return out;
   double xx = 0, xy = 0;
   for (size_t k = 0; k < kSketchSize; ++k) xx += sum[k] * sum[k], xy += sum[k] * got[k];
+  // Least squares in the sketches' space: 2 for a sum taken twice, 1/n for a mean.
   out.factor = xx > 0 ? xy / xx : 0;
   for (const auto& [rank, sketch] : each) {
     if (SketchDistance(got, sketch) / norm <= out.bound) out.alone = rank;
@@ -141,6 +143,7 @@ void Report(const Capture& capture, EventId id, const SegmentSummary& rows, cons
 
 }  // namespace
 
+// One finding a site: a reduction that is wrong is so in every step.
 void CheckPartialSums(const Capture& capture, CheckReport* report) {
   const Trace& trace = capture.trace();
   bool any = false;

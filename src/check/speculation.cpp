@@ -77,6 +77,7 @@ StateFit FitRows(std::span<const double> state, std::span<const double> earlier,
   return fit;
 }
 
+// attn.state [requests, heads d dv]: S = S_before + Σ k vᵀ over the accepted rows of the step (1 + accepted drafts).
 void JudgeState(const Capture& capture, const Tensor& state, CheckReport* report) {
   const EventInfo& info = *state.info;
   auto k = capture.LoadOperand(info, info.prefix + "attn.k"), v = capture.LoadOperand(info, info.prefix + "attn.v");
@@ -110,6 +111,7 @@ void JudgeState(const Capture& capture, const Tensor& state, CheckReport* report
         if (earlier->rows[static_cast<size_t>(i)].request == who.request) before = earlier->row(i);
       }
     }
+    // The first position starts from a state of zeros; any other needs the state that the step before left.
     const bool from_start = !rows.empty() && (*k)->rows[static_cast<size_t>(rows[0])].position == 0;
     if ((before.empty() && !from_start) ||
         (*k)->row_size() / std::max<int64_t>((*k)->dim(-1), 1) * (*k)->dim(-1) * (*v)->dim(-1) != state.row_size()) {
@@ -145,6 +147,7 @@ void JudgeState(const Capture& capture, const Tensor& state, CheckReport* report
 
 }  // namespace
 
+// Counts of accepted drafts, states after a step, states read by the next: each is judged by itself.
 void CheckSpeculation(const Capture& capture, CheckReport* report) {
   for (const EventId id : RealEvents(capture, "spec.accepted")) {
     auto t = capture.Load(id);

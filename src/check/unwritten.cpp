@@ -11,6 +11,7 @@
 namespace assay::check {
 namespace {
 
+// A cache keeps rows of earlier steps by design.
 bool IsPool(std::string_view stem) { return stem.ends_with("_cache"); }
 
 // Which elements kept their bits. A pattern of 32 bits does not come back by chance; narrow elements, old values and
@@ -43,6 +44,8 @@ int64_t RowOf(const Tensor& t, int64_t i) {
   return i / inner % std::max<int64_t>(e.shape[static_cast<size_t>(e.row_axis)], 1);
 }
 
+// Real rows that kept the fill's bits. Load: a weight that no shard wrote. A whole tail of rows is said as such, as it
+// is what a wrong count of rows leaves.
 void JudgeWrite(const EventInfo& info, const Tensor& before, const Tensor& after, CheckReport* report) {
   const std::vector<bool> kept = Kept(before, after, Capture::OwnText(*before.info, "poison").has_value());
   std::vector<bool> rows(after.rows.size());
@@ -83,6 +86,7 @@ void JudgeWrite(const EventInfo& info, const Tensor& before, const Tensor& after
   report->Found(std::move(s));
 }
 
+// Written right and read wrong: somebody wrote in between, named where its memory was recorded.
 void JudgeRead(const Capture& capture, const EventInfo& after, const Tensor& written, const Tensor& read,
                CheckReport* report) {
   if (SameBits(written, read)) return report->Right(after.id);
@@ -164,6 +168,7 @@ void JudgeTold(const EventInfo& info, const std::string& unwritten, CheckReport*
     return report->Missing(info.name + ": unwritten=" + unwritten + " is no count, or its rows are no rows of it",
                            Capture::RecordHint(info.name));
   }
+  // Without rows (a scale, a vector) every element must be written.
   bool real = rows.empty() && n > 0;
   for (size_t r = 0; r < rows.size(); ++r) {
     rows[r] = rows[r] && !tensor.rows[r].padding;  // nobody has to write padding
@@ -187,6 +192,7 @@ void JudgeTold(const EventInfo& info, const std::string& unwritten, CheckReport*
 
 }  // namespace
 
+// Each look behind an operation is held against both its partners: what was there before, and what was read later.
 void CheckUnwritten(const Capture& capture, CheckReport* report) {
   for (const std::string& name : capture.Names()) {
     if (IsPool(ParseSiteName(name).stem)) continue;

@@ -10,6 +10,7 @@
 namespace assay {
 namespace {
 
+// Lengths of words, groups and tiles in which packers keep an order.
 constexpr int64_t kPeriods[] = {2, 4, 8, 16, 32, 64, 128, 256};
 
 // The code that memory holds in place of an element's own, by dividing the scale out; NaN under scale 0.
@@ -21,6 +22,7 @@ std::vector<double> UsedCodes(const WeightSlab& s) {
   return out;
 }
 
+// What dividing by the scale leaves of a rounding, in codes.
 double Room(const WeightSlab& s, double code, double zero) {
   return 16 * s.roundoff * (std::fabs(code) + std::fabs(zero) + 1);
 }
@@ -64,6 +66,7 @@ int64_t CutTo(const WeightSlab& s, const std::map<double, double>& table) {
 
 }  // namespace
 
+// Every code decodes to one value, wrong for some of them: a table with other entries, or an index cut short.
 MaybeExplained FitTable(const WeightSlab& s) {
   if (!s.quantised) return std::nullopt;
   const std::vector<double> used = UsedCodes(s);
@@ -78,6 +81,7 @@ MaybeExplained FitTable(const WeightSlab& s) {
   for (const auto& [code, value] : table) {
     if (!(std::fabs(code - value) <= 2 * Room(s, code, 0))) wrong.emplace_back(code, value);
   }
+  // With two codes any two values make a table.
   if (wrong.empty() || table.size() < 3) return std::nullopt;
   std::vector<std::string> evidence = {NumberText(static_cast<int64_t>(wrong.size())) + " of " +
                                        NumberText(static_cast<int64_t>(table.size())) +
@@ -98,6 +102,8 @@ MaybeExplained FitTable(const WeightSlab& s) {
   return Explained(fault_class::kQLayout, {}, std::move(evidence), 0.8);
 }
 
+// Columns that are all right or all 0, by their place within a period: one nibble of each byte, or half a word, was
+// dropped.
 MaybeExplained FitLostColumns(const WeightSlab& s) {
   const size_t n = static_cast<size_t>(s.cols);
   std::vector<uint8_t> right(n, 1), zero(n, 1), told(n, 0);  // by column; told: something there is not 0
@@ -135,6 +141,7 @@ MaybeExplained FitLostColumns(const WeightSlab& s) {
   return std::nullopt;
 }
 
+// The same permutation within every period, along columns or rows.
 MaybeExplained FitCodeOrder(const WeightSlab& s) {
   if (!s.quantised) return std::nullopt;
   const std::vector<double> used = UsedCodes(s);

@@ -14,6 +14,7 @@ struct UsedScales {
   std::vector<double> right, used;
 };
 
+// Nothing as soon as one element is not its group's ratio times what was expected: then it is no matter of scales.
 std::optional<UsedScales> FitGroups(const WeightSlab& s) {
   const size_t n = static_cast<size_t>(s.n_groups);
   const double unknown = std::nan("");
@@ -36,6 +37,7 @@ std::optional<UsedScales> FitGroups(const WeightSlab& s) {
   return out;
 }
 
+// Groups that say nothing (all elements 0) fit any prediction.
 bool AllGroups(const UsedScales& u, double roundoff, const std::vector<double>& predicted) {
   for (size_t g = 0; g < u.used.size(); ++g) {
     if (!std::isnan(u.used[g]) && !NearlyEqual(u.used[g], predicted[g], roundoff)) return false;
@@ -52,6 +54,7 @@ std::vector<double> Moved(const WeightSlab& s, const std::vector<double>& grid, 
       const int64_t flat = i * k + j;
       int64_t from = flat % m * k + flat / m;
       if (swizzle) {
+        // Place of scale (i, j) in tiles of 128 x 4 (op_dequant.cpp, SwizzledPlace).
         from = (i / 128 * ((k + 3) / 4) + j / 4) * 512 + i % 32 * 16 + i % 128 / 32 * 4 + j % 4;
         if (from >= m * k) continue;  // the padding of the last tile: whatever lies behind
       }
@@ -101,6 +104,7 @@ bool FromBytes(const WeightSlab& s, const UsedScales& u) {
   return false;
 }
 
+// One line of evidence for every verdict about scales.
 std::string RatioRange(const UsedScales& u) {
   double low = INFINITY, high = -INFINITY;
   int64_t off = 0, told = 0;
@@ -133,6 +137,8 @@ bool SameMultiset(const UsedScales& u, double roundoff) {
 }
 
 // Used scales are nearly all scales of the tensor, where these are distinct enough for that to be no chance.
+// Nine tenths of them, and at least a quarter as many distinct ones as there are groups: with few distinct scales any
+// number is soon one of them.
 bool MostlyElsewhere(const UsedScales& u, double roundoff) {
   std::vector<double> right, used;
   for (const double r : u.right) {
@@ -167,6 +173,7 @@ Constant OneFactor(const UsedScales& u) {
 
 }  // namespace
 
+// From the largest element, whose ratio carries the least rounding; every other must then follow it.
 MaybeExplained FitOneRatio(const WeightSlab& s) {
   double top = 0, ratio = 0;
   for (size_t i = 0; i < s.actual.size(); ++i) {
@@ -196,6 +203,7 @@ MaybeExplained FitOneRatio(const WeightSlab& s) {
                    std::move(evidence));
 }
 
+// A pattern in the scales that were used: their places before their values, as powers of two fit any rounding.
 MaybeExplained FitScales(const WeightSlab& s) {
   if (!s.quantised || s.n_groups < 2) return std::nullopt;
   const std::optional<UsedScales> u = FitGroups(s);
@@ -229,6 +237,7 @@ MaybeExplained FitScales(const WeightSlab& s) {
   return Explained(fault_class::kQScale, OneFactor(*u), {"each group is scaled by a factor of its own", range}, 0.85);
 }
 
+// (actual - expected) / scale is one number in each group when the zero point is wrong by that many codes.
 MaybeExplained FitZero(const WeightSlab& s) {
   if (!s.quantised) return std::nullopt;
   const size_t n = static_cast<size_t>(s.n_groups);
@@ -280,6 +289,7 @@ MaybeExplained FitZero(const WeightSlab& s) {
                    std::move(evidence), 0.8);
 }
 
+// With g_idx a column's group is listed; without it the group follows from the column's place.
 MaybeExplained FitIgnoredGroupOrder(const WeightSlab& s) {
   if (s.weight == nullptr || s.weight->part("g_idx") == nullptr || s.rows == 0) return std::nullopt;
   const int64_t groups = s.n_groups / s.rows, size = groups > 0 ? (s.cols + groups - 1) / groups : 0;

@@ -18,6 +18,7 @@ bool EndsWith(std::string_view text, std::string_view end) {
   return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
 }
 
+// Names that engines and the native runtime record in phase load. Others (buffers, rotary tables) are nobody's weights.
 bool IsWeightName(std::string_view name) {
   return EndsWith(name, ".weight") || EndsWith(name, ".bias") || EndsWith(name, "e_score_correction_bias") ||
          EndsWith(name, ".gate_up_proj") || EndsWith(name, ".down_proj") || EndsWith(name, ".gate_up_proj_bias") ||
@@ -26,16 +27,20 @@ bool IsWeightName(std::string_view name) {
 }
 
 // Row of the checkpoint that row i of a permuted piece holds (pairs side by side in so many head groups).
+// Engines that rotate neighbouring elements permute rows of q and k at load: within each head, row 2i of memory is row
+// i of the checkpoint, row 2i + 1 is row i + d / 2.
 int64_t SideBySide(int64_t i, int64_t rows, int64_t heads) {
   const int64_t d = rows / heads, within = i % d;
   return i - within + within % 2 * (d / 2) + within / 2;
 }
 
+// Row of the checkpoint's weight, of the whole and not of the shard.
 int64_t SourceRow(const WeightPiece& p, int64_t i) {
   const bool permuted = p.rope_permuted > 0 && p.rows % (2 * p.rope_permuted) == 0;
   return p.first_row + (permuted ? SideBySide(i, p.rows, p.rope_permuted) : i);
 }
 
+// What one conversion to the type in memory costs, float32 at best.
 double Roundoff(const MemoryTensor& t) {
   // The correction bias decides between experts that are close: whatever it was stored in, float32 is asked for.
   if (t.name.find("e_score_correction_bias") != std::string::npos) return UnitRoundoff(DType::kF32);
@@ -50,6 +55,7 @@ void MemoryRow(const MemoryTensor& t, const WeightPiece& p, int64_t i, double* o
   DecodeTo(t.data, start, p.cols, t.event.dtype, out);
 }
 
+// Four roundings are allowed: a scale, a zero point, the product and the store may each round in another order.
 bool RowsDiffer(const MemoryTensor& t, const WeightPiece& p, double roundoff) {
   const size_t cols = static_cast<size_t>(p.cols), all = static_cast<size_t>(p.weight->cols());
   std::vector<double> actual(cols), expect(all);
@@ -65,6 +71,8 @@ bool RowsDiffer(const MemoryTensor& t, const WeightPiece& p, double roundoff) {
   return false;
 }
 
+// Everything about one piece side by side, element by element [rows, cols]: memory, expectation, code, zero, scale and
+// the number of the scale's group, as weights_explain.cpp wants it.
 WeightSlab MakeSlab(const WeightSource& source, const MemoryTensor& t, const WeightPiece& p, double roundoff) {
   WeightSlab s;
   s.name = p.name;
@@ -75,6 +83,7 @@ WeightSlab MakeSlab(const WeightSource& source, const MemoryTensor& t, const Wei
   s.rope_permuted = p.rope_permuted;
   s.head_dim = ConfigInt(source, "head_dim", 0);
   s.weight = p.weight;
+  // compressed-tensors divides by weight_global_scale, others multiply by their second scale.
   if (const StoredPart* global = p.weight->part("global_scale")) {
     s.global_scale = DecodeBits(LoadBits(global->tensor->data, 0, global->tensor->dtype), global->tensor->dtype);
     s.global_divides = global->tensor->name.find("weight_global_scale") != std::string::npos;
@@ -113,12 +122,14 @@ WeightSlab MakeSlab(const WeightSource& source, const MemoryTensor& t, const Wei
     group = static_cast<int32_t>(band_of[static_cast<size_t>(i / s.cols)]) * groups + group - low;
   }
   s.n_groups = static_cast<int32_t>(bands) * groups;
+  // Only then do groups lie in a grid whose places mean something.
   const bool in_order = p.weight->part("g_idx") == nullptr && p.rope_permuted == 0;
   if (in_order) s.grid_rows = bands, s.grid_cols = groups;
   return s;
 }
 
 // A weight of the checkpoint, other than the right one, that memory holds instead.
+// Same shape, every element as expected, and not a constant: a weight of ones equals another one and says nothing.
 const Weight* FoundElsewhere(const WeightSource& source, const WeightSlab& s, const WeightPiece& p) {
   std::vector<double> row;
   for (const WeightPtr& other : source.weights()) {
@@ -140,6 +151,7 @@ const Weight* FoundElsewhere(const WeightSource& source, const WeightSlab& s, co
 }
 
 // Rows of another rank: the piece equals the same weight at another row or column offset.
+// Tried in steps of the shard's own size, as ranks cut a weight evenly.
 MaybeExplained OtherShard(const WeightSlab& s, const WeightPiece& p) {
   const bool by_rows = p.rows < p.weight->rows(), by_cols = p.cols < p.weight->cols();
   if (!by_rows && !by_cols) return std::nullopt;
@@ -171,6 +183,7 @@ class MemoryChecker {
   MemoryChecker(const WeightSource& source, const Trace& trace, const WeightsOptions& options, WeightsResult* result,
                 std::vector<WeightFinding>* found)
       : source_(source), trace_(trace), options_(options), result_(result), found_(found) {
+    // Memory has engines' names, the checkpoint Hugging Face's: both are compared as canonical ones.
     for (const WeightPtr& weight : source.weights()) index_[CanonicalWeightName(weight->name())] = weight.get();
   }
 
@@ -184,6 +197,7 @@ class MemoryChecker {
   }
 
  private:
+  // All weights with payload; those without are listed with the reason instead.
   std::vector<MemoryTensor> Collect() {
     std::vector<MemoryTensor> tensors;
     std::map<std::pair<std::string, int32_t>, size_t> last;  // a tensor recorded twice counts as it was last
@@ -217,6 +231,7 @@ class MemoryChecker {
     return tensors;
   }
 
+  // bits: of the whole tensor, 0 when an extent is forged or the product overflows.
   bool LoadPayload(MemoryTensor* t, std::string* note) const {
     const PayloadRef& ref = t->event.payload;
     uint64_t bits = static_cast<uint64_t>(BitsOf(t->event.dtype));
@@ -259,6 +274,7 @@ class MemoryChecker {
     result_->memory.push_back(std::move(check));
   }
 
+  // Cheap first: rows are compared as they are decoded; only a piece that differs is laid out as a slab and explained.
   void JudgePiece(const MemoryTensor& t, const WeightPiece& piece, MemoryCheck* check) {
     const double roundoff = Roundoff(t);
     if (!RowsDiffer(t, piece, roundoff)) return;
@@ -295,6 +311,7 @@ class MemoryChecker {
                : "";
   }
 
+  // measured: relative L2 of the difference; the first wrong element stands in the evidence with both values.
   static void Measure(const WeightSlab& s, int64_t different, const WeightPiece& piece, FirstBad* bad) {
     double error = 0, size = 0;
     int64_t first = -1;

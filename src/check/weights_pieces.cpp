@@ -10,6 +10,7 @@ bool EndsWith(std::string_view text, std::string_view end) {
   return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
 }
 
+// The whole text as a number, else `absent`.
 int64_t ToInt(std::string_view text, int64_t absent) {
   int64_t value = absent;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -46,11 +47,15 @@ std::vector<Part> KnownParts(std::string_view stem) {
   return {};
 }
 
+// From the name and shape of a tensor in memory to the parts of the checkpoint that it should hold. *note: why there
+// are none.
 class Finder {
  public:
   Finder(const WeightSource& source, const WeightIndex& index, const MemoryTensor& tensor, std::string* note)
       : source_(source), index_(index), t_(tensor), note_(note) {}
 
+  // A weight of the same name, experts in one tensor, parts that the recording declares, parts that are known by the
+  // fused name: the first that applies.
   std::vector<WeightPiece> Find() {
     const size_t dot = t_.name.rfind('.');
     const std::string suffix = dot == std::string::npos ? "" : t_.name.substr(dot);
@@ -80,6 +85,7 @@ class Finder {
     return {};
   }
 
+  // Of a permuted q or k: how many heads the rows are grouped in, 0 where they are in order (v is never permuted).
   int64_t HeadGroups(const Weight& weight, int64_t rows, std::string_view stem) const {
     int64_t heads = ToInt(t_.Meta("rope_permuted"), 0);
     if (heads <= 0 || EndsWith(stem, "v_proj") || EndsWith(stem, "v_proj.weight")) return 0;
@@ -98,6 +104,7 @@ class Finder {
     return index / std::max<int64_t>(1, count / std::max<int64_t>(distinct, 1)) * rows;
   }
 
+  // One weight, whole or this rank's shard by rows or by columns; shard_axis says which where shapes alone do not.
   std::vector<WeightPiece> Whole(const Weight& weight) {
     WeightPiece piece;
     piece.name = t_.name;
@@ -130,6 +137,7 @@ class Finder {
     return {piece};
   }
 
+  // Parts one behind the other along the rows, each cut to this rank's share.
   std::vector<WeightPiece> Fused(const std::string& prefix, const std::string& suffix, const std::vector<Part>& parts) {
     std::vector<WeightPiece> pieces;
     const bool vector = t_.event.shape.size() == 1;

@@ -14,6 +14,7 @@ namespace {
 // Typical sizes of a kind of weight may differ by this between layers; beyond it a scale is off by many binades.
 constexpr double kAbsurdRatio = 1e4;
 
+// "3 of 4096".
 std::string Count(uint64_t n, uint64_t of) { return std::to_string(n) + " of " + std::to_string(of); }
 
 // The name without the numbers of layer and expert: weights of one kind.
@@ -29,11 +30,13 @@ std::string KindOf(const std::string& canonical) {
   return kind;
 }
 
+// Over the finite elements.
 double Rms(const WeightStats& s) {
   const uint64_t finite = s.count - s.nan - s.inf;
   return finite == 0 ? 0 : std::sqrt(s.sum_sq / static_cast<double>(finite));
 }
 
+// The outer key goes before the inner one of multimodal configs; *where says which one spoke.
 bool IsTied(const WeightSource& source, std::string* where) {
   if (const Json* top = FindKey(source.config(), "tie_word_embeddings"); top != nullptr && top->is_boolean()) {
     *where = "tie_word_embeddings";
@@ -45,6 +48,7 @@ bool IsTied(const WeightSource& source, std::string* where) {
   return inner->get<bool>();
 }
 
+// DeepSeek's checkpoints say ue8m0 where scales are meant to be powers of two.
 bool WantsPowersOfTwo(const WeightSource& source) {
   const Json* quant = ConfigKey(source, "quantization_config");
   const Json* format = quant == nullptr ? nullptr : FindKey(*quant, "scale_fmt");
@@ -66,6 +70,7 @@ void FindDuplicates(const std::vector<WeightAudit>& weights, std::vector<WeightF
   }
 }
 
+// Against the median of its kind over the layers; at least three members, or the median is one of two.
 void CompareKinds(const std::vector<WeightAudit>& weights, std::vector<WeightFinding>* found) {
   std::map<std::string, std::vector<const WeightAudit*>> kinds;
   for (const WeightAudit& audit : weights) {
@@ -96,6 +101,7 @@ void CompareKinds(const std::vector<WeightAudit>& weights, std::vector<WeightFin
 
 }  // namespace
 
+// What no format allows, whatever the model.
 void CheckScales(const WeightSource& source, const std::vector<WeightAudit>& weights,
                  std::vector<WeightFinding>* found) {
   const bool powers = WantsPowersOfTwo(source);
@@ -127,6 +133,7 @@ void CheckScales(const WeightSource& source, const std::vector<WeightAudit>& wei
   }
 }
 
+// Holes, duplicates, sizes out of line, and heads whose tie the configuration leaves open.
 void CheckStructure(const WeightSource& source, const std::vector<WeightAudit>& weights,
                     std::vector<WeightFinding>* found, std::vector<std::string>* notes) {
   FindDuplicates(weights, found);
@@ -173,6 +180,7 @@ void CheckStructure(const WeightSource& source, const std::vector<WeightAudit>& 
   if (tied && head != nullptr && embedding != nullptr) {
     bool equal = head->shape() == embedding->shape();
     std::vector<float> a(static_cast<size_t>(head->cols())), b(static_cast<size_t>(embedding->cols()));
+    // 64 rows spread over the vocabulary: a tied copy is equal in all of them.
     for (int64_t r = 0; equal && r < head->rows(); r += std::max<int64_t>(1, head->rows() / 64)) {
       head->Decode(r, 1, a.data());
       embedding->Decode(r, 1, b.data());
