@@ -132,6 +132,7 @@ struct CheckOptions {
   std::vector<std::string> skip = {};
 };
 
+// Counts of what the trace held and of what became of it; results_* are summed over the checks.
 struct CheckCoverage {
   uint64_t events = 0, sites = 0, processes = 0, payloads = 0, damages = 0, dropped = 0;
   uint64_t checks_run = 0, results_judged = 0, results_not_judged = 0;

@@ -7,7 +7,7 @@
 
 namespace assay::check {
 
-// Statistics alone, in one shared pass.
+// Statistics alone, in one shared pass: each call makes a fresh check with no state of another run.
 std::unique_ptr<ScanCheck> MakeNonfinite();
 std::unique_ptr<ScanCheck> MakeSaturation();
 std::unique_ptr<ScanCheck> MakeStaleRows();

@@ -17,6 +17,7 @@ std::optional<uint64_t> Address(std::string_view text) {
   return value;
 }
 
+// Elements of less than a byte lie at whole bytes when an operand begins there.
 uint64_t FirstElement(const Event& e) {
   return e.base_address + static_cast<uint64_t>(e.storage_offset * BitsOf(e.dtype) / 8);
 }
@@ -48,6 +49,8 @@ void JudgeBinding(const Capture& capture, const EventInfo& info, std::string_vie
   for (const EventId id : capture.Find(site, {.rank = info.event.rank, .before = *operand})) {
     if (FirstElement(capture.Info(id)->event) == *bound) earlier = id;
   }
+  // Stale memory with equal values gives the right result: a wrong binding that did no harm here, and not to be told
+  // from a buffer that the engine copies to.
   if (earlier && SameContent(capture, *earlier, *operand)) return report->Right(info.id);
   Suspicion s = At(info, fault_class::kGraph, 3);
   for (const Segment& segment : info.event.segments) {
@@ -56,6 +59,7 @@ void JudgeBinding(const Capture& capture, const EventInfo& info, std::string_vie
     s.bad.positions = {{segment.first_position, segment.first_position + segment.n_rows - 1}};
     break;
   }
+  // Without an earlier event at that address, it may be a copy that was not recorded.
   s.bad.confidence = earlier ? 0.95 : 0.8;
   s.bad.bound_basis = "exact: addresses";
   char line[160];

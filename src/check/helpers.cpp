@@ -32,6 +32,7 @@ void AddRows(const Tensor& tensor, const std::vector<bool>& bad, FirstBad* out) 
     if (first == nullptr) first = &row;
     if (row.request != first->request) {
       others.insert(row.request);
+      // Neighbours join to a range [first, last], so that a bad chunk is one entry.
     } else if (!out->positions.empty() && out->positions.back().second + 1 == row.position) {
       out->positions.back().second = row.position;
     } else {
@@ -68,6 +69,7 @@ bool SameBits(const Tensor& a, const Tensor& b) {
 }
 
 bool KeysAreEqual(const Capture& capture, const EventInfo& out, uint64_t request) {
+  // Newest first: the rows nearest to the query are the ones that it surely sees.
   constexpr size_t kMaxRows = 64;  // so many differing or equal rows tell
   for (const char* stem : {"attn.k_read", "attn.kv_read", "attn.k", "attn.kv_c_normed"}) {
     size_t n = 0;
@@ -86,6 +88,8 @@ bool KeysAreEqual(const Capture& capture, const EventInfo& out, uint64_t request
   return false;
 }
 
+// The largest finite magnitude of each format. The FNUZ variants move the bias by one, which halves the range; e5m2's
+// takes the codes of the infinities for numbers, which doubles it again.
 double LargestCode(DType dtype) {
   switch (dtype) {
     case DType::kF8E4M3FN:
@@ -112,6 +116,7 @@ std::optional<DType> CacheDType(const Capture& capture, const EventInfo& info) {
   return dtype == DType::kInvalid ? std::nullopt : std::optional<DType>(dtype);
 }
 
+// Strides may be negative or zero: each axis widens the range on the side that it reaches to.
 AddressRange MemoryOf(const Event& event) {
   if (event.base_address == 0 || event.shape.size() != event.strides.size()) return {};
   int64_t low = 0, high = 0;
@@ -126,6 +131,7 @@ AddressRange MemoryOf(const Event& event) {
   if (__builtin_add_overflow(event.storage_offset, low, &first) ||
       __builtin_add_overflow(event.storage_offset, high, &last))
     return {};
+  // 2^56 elements: beyond it the product with the bits of an element could overflow, and no machine has such memory.
   const int64_t bits = BitsOf(event.dtype);
   if (bits == 0 || last > (int64_t{1} << 56) || first < -(int64_t{1} << 56)) return {};
   return {event.base_address + static_cast<uint64_t>(first * bits / 8),

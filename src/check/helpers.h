@@ -28,7 +28,7 @@ int64_t IntegerOf(double x);
 
 // Bits of element i of a stored tensor (its own order of axes).
 uint64_t BitsAt(const Tensor& tensor, int64_t i);
-// Same bits in all elements of row r of a and row s of b (rows of the first axis; bytes as stored).
+// Both have the same dtype, shape and stored bytes. Bits rather than values: NaN equals itself, and -0 is not 0.
 bool SameBits(const Tensor& a, const Tensor& b);
 
 // The keys of a request are all equal, as far as row digests tell: then attention does not depend on the query.
@@ -40,6 +40,7 @@ double LargestCode(DType dtype);
 std::optional<DType> CacheDType(const Capture& capture, const EventInfo& info);
 
 // Address range [first, last) of the event's elements in memory; empty when the address is not known.
+// Half-open, in bytes.
 struct AddressRange {
   uint64_t first = 0, last = 0;
   bool overlaps(const AddressRange& o) const { return first < o.last && o.first < last; }

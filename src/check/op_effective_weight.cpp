@@ -25,6 +25,7 @@ oracle::Computed ValueOf(const Array& value, const DequantParts& parts, const st
     y.scale[i] = std::abs(value[i]) + std::abs(zero * parts.ScaleOf(i) * parts.global);
   }
   y.value.shape = y.scale.shape = shape;
+  // Roundings: the difference, the product with the scale, the product with the global scale.
   y.k = 3;
   return y;
 }
@@ -35,6 +36,7 @@ void JudgeWeight(Subject& s) {
   const auto parts = TakeApart(s, parts_of, false);
   if (!parts.ok()) return s.report().Missing(parts.status().message(), Capture::RecordHint(parts_of + "scale"));
   const Array value = parts->Values();
+  // Silent, since the shard may be cut behind the decoding.
   if (value.size() != s.actual().size()) return;  // a part of it, or packed otherwise
   const oracle::Computed right = ValueOf(value, *parts, s.actual().shape);
   const Difference d = Differ(s, right);
@@ -42,6 +44,7 @@ void JudgeWeight(Subject& s) {
   QuantisedProduct q;
   q.name = s.info().name + " of its codes";
   q.is_value = true;
+  // There is no product with an activation: the filter of plain GEMMs does not apply.
   q.plain = false;
   q.decode = [&](const DequantVariant& v) { return TakeApart(s, parts_of, false, v); };
   q.product = [&](const Array& other) -> Result<oracle::Computed> {
@@ -72,6 +75,7 @@ void JudgeEffectiveWeights(const Capture& capture, CheckReport* report) {
   for (const std::string& name : capture.Names()) {
     if (!name.ends_with(kCodes)) continue;
     const std::string stem = ParseSiteName(name).stem;
+    // Without ".codes".
     stems.insert(stem.substr(0, stem.size() - 6));
   }
   for (const std::string& stem : stems) {

@@ -12,6 +12,9 @@ namespace {
 constexpr int64_t kMostElements = int64_t{1} << 24;  // larger ones are not decoded once for each cause
 }  // namespace
 
+// Scales and zero points are first brought to one entry a cell of the grid [grid_rows, grid_cols], row-major:
+// conventions (transposed, shifted, of another block) are then permutations of cells, whatever layout the engine
+// stores.
 QuantTrial::QuantTrial(const Subject& subject, const QuantisedProduct& product, const oracle::Computed& right,
                        const DequantParts& parts)
     : subject_(subject), product_(product), right_(right), parts_(parts), declared_(parts.Values()) {
@@ -28,6 +31,7 @@ QuantTrial::QuantTrial(const Subject& subject, const QuantisedProduct& product, 
   }
 }
 
+// block_cols 0: columns are grouped by a list (act-order), and the group is the cell.
 int64_t QuantTrial::CellOf(int64_t row, int64_t col) const {
   if (parts_.block_cols == 0) return parts_.group[static_cast<size_t>(row * parts_.cols + col)];
   return row / parts_.block_rows * grid_cols_ + col / parts_.block_cols;
@@ -53,6 +57,7 @@ DequantParts QuantTrial::WithZeros(const std::vector<double>& cells) const {
 }
 
 std::optional<Explanation> QuantTrial::TryValue(const Array& value, const Explanation& why) const {
+  // A few elements of the product first: most conventions do not fit, and a full product of all rows is dear.
   const bool may = product_.activation
                        ? ProductMayFit(subject_, value, product_.first, product_.other, 0, product_.bias)
                        : ProductMayFit(subject_, product_.other, 0, value, product_.first, product_.bias);
@@ -68,6 +73,7 @@ std::optional<Explanation> ExplainQuantised(const Subject& subject, const Quanti
   const auto parts = product.decode({});
   if (!parts.ok() || parts->rows * parts->cols > kMostElements) return std::nullopt;
   const QuantTrial trial(subject, product, right, *parts);
+  // Conventions have no free number; solved scales have one a cell and would fit more.
   if (auto why = TryConventions(trial)) return why;
   return TrySolved(trial);
 }

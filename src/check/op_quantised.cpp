@@ -14,12 +14,15 @@ using namespace op;
 using oracle::Array;
 
 // Largest magnitude of a code.
+// 448: e4m3, also under names like fp8_block. The scale of a group is its largest magnitude over this.
 double TopOf(const std::string& quant) {
   if (quant == "nvfp4" || quant == "mxfp4") return 6;
   if (quant.starts_with("int8")) return 127;
   return 448;
 }
 
+// NAME.q_scale against the input NAME [T, D]: a dynamic scale of a group of G columns is max |x| / top. Static scales
+// come from calibration, and nothing in the trace says what they should be.
 void JudgeGroupScales(Subject& s) {
   const std::string quant = Capture::OwnText(s.info(), "quant").value_or("");
   if (quant.empty() || s.Text("scale_rule", "static") != "dynamic") return;
@@ -28,6 +31,7 @@ void JudgeGroupScales(Subject& s) {
   const TensorPtr x = s.Operand(of);
   if (x == nullptr) return Missing(s, of);
   const int64_t rows = x->n_rows(), width = x->row_size();
+  // NVFP4 groups 16 values, MXFP4 32 (OCP Microscaling Formats 1.0, section 5.2); without a group a row has one scale.
   int64_t group = s.Integer("group_size", quant == "nvfp4" ? 16 : quant == "mxfp4" ? 32 : width);
   if (group <= 0 || width % group != 0) return;
   const bool blocks = s.actual().rank() == 2 || s.actual().size() >= rows * (width / group);
@@ -36,6 +40,7 @@ void JudgeGroupScales(Subject& s) {
   const bool power = quant == "mxfp4";
   // Scales are stored in e4m3 (nvfp4) or as powers of two (mxfp4), whatever holds them.
   const double tolerance = power ? 1.01 : quant == "nvfp4" ? 2 * 0x1p-4 : std::max(1e-5, 4 * s.precision().store);
+  // Scales that are not within the tolerance when read in the given layout.
   const auto right_by = [&](bool swizzled) {
     int64_t wrong = 0;
     for (int64_t m = 0; m < rows; ++m) {
@@ -50,8 +55,11 @@ void JudgeGroupScales(Subject& s) {
           continue;
         }
         double have = s.actual()[at];
+        // Stored as an e8m0 exponent with bias 127.
         if (power && s.info().event.dtype == DType::kU8) have = std::exp2(have - 127);
         const double want = top / TopOf(quant);
+        // Rules for the exponent differ by a factor of two (floor, round up, range of the code), so either neighbour is
+        // right.
         if (power ? !(have >= want / 2.02 && have <= want * 4.04)
                   : !(std::abs(have - want) <= tolerance * want + 0x1p-10))
           ++wrong;
@@ -62,6 +70,7 @@ void JudgeGroupScales(Subject& s) {
   const bool declared = s.Text("scale_layout", "linear") == "swizzle_128x4";
   const int64_t wrong = right_by(declared);
   if (wrong == 0) return s.report().Right(s.info().id);
+  // All scales are right in the other layout: that is no accident.
   if (right_by(!declared) == 0) {
     return ReportRule(s.capture(), s.report(), s.info(),
                       {fault_class::kQLayout, declared ? "scales lie row by row where the swizzled layout is declared"
@@ -73,6 +82,8 @@ void JudgeGroupScales(Subject& s) {
 }
 
 // Codes times scales come back to the input within half a step of the code grid.
+// NAME.q under NAME.q_scale against NAME. The distance is relative, over all real rows, so that one saturated element
+// does not decide.
 void JudgeCodes(Subject& s) {
   const std::string name = s.info().name.substr(0, s.info().name.size() - 1);  // "NAME."
   const TensorPtr x = s.Operand(name.substr(0, name.size() - 1));
@@ -85,6 +96,7 @@ void JudgeCodes(Subject& s) {
     double error = 0, total = 0;
     const int64_t width = std::max<int64_t>(x->row_size(), 1);
     for (int64_t i = 0; i < y.size(); ++i) {
+      // Rows of padding hold anything.
       if (!x->rows.empty() && !x->rows[static_cast<size_t>(i / width)].real()) continue;
       const double v = x->values[static_cast<size_t>(i)];
       if (!std::isfinite(v) || !std::isfinite(y[i])) continue;
@@ -128,6 +140,7 @@ void JudgeQuantisedInputs(const Capture& capture, CheckReport* report) {
   for (const std::string& name : capture.Names()) {
     if (name.ends_with(".q_scale")) scales.insert(ParseSiteName(name).stem);
     if (name.ends_with(".q")) {
+      // These end in ".q" too, and are queries.
       const std::string stem = ParseSiteName(name).stem;
       if (stem != "attn.q" && stem != "attn.indexer.q") codes.insert(stem);
     }

@@ -14,6 +14,7 @@ std::vector<Input> StreamBehind(const Subject& norm, std::string* missing) {
     if (inputs.back().tensor == nullptr && missing->empty()) *missing = name;
   };
   if (info.prefix.empty()) {  // final_norm
+    // The last layer that was recorded may not be the model's last: then the stream before the final norm is missing.
     int32_t last = -1;
     for (const std::string& name : norm.capture().NamesOfStem("out")) {
       if (norm.capture().Operand(info, name)) last = std::max(last, ParseSiteName(name).layer);

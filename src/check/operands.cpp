@@ -6,6 +6,7 @@ namespace assay::check {
 namespace {
 
 // Results beyond the site table (docs/adding-a-case.md), all under the layer.
+// Sites that engines record without an entry in the table of sites; here their inputs are named.
 struct Beyond {
   std::string_view stem, inputs;
 };
@@ -35,6 +36,8 @@ void Split(std::string_view list, std::vector<std::string>* out, const std::stri
   }
 }
 
+// Names of the table's inputs, made full: `prev.out` by the layer, `.J.` by the chunk. All alternatives are listed; the
+// caller takes those that were recorded.
 void FromTable(const EventInfo& result, std::string_view inputs, std::vector<std::string>* out) {
   for (const auto& alternative : ParseSiteInputs(inputs)) {
     for (const SiteInput& input : alternative) {
@@ -58,6 +61,7 @@ void FromTable(const EventInfo& result, std::string_view inputs, std::vector<std
 
 std::vector<std::string> OperandNames(const EventInfo& result) {
   std::vector<std::string> out;
+  // What the recorder said of this very event goes before any rule.
   if (const auto inputs = Capture::OwnText(result, "inputs")) {
     Split(*inputs, &out, "");
     return out;

@@ -9,6 +9,7 @@
 namespace assay::check {
 namespace {
 
+// Slots that no request may own, "0,1,2" (the null block of an engine).
 std::set<int64_t> ReservedSlots(const EventInfo& info) {
   std::set<int64_t> out;
   std::string text = Capture::OwnText(info, "reserved_slots").value_or("");
@@ -33,11 +34,14 @@ void DropBlocksThatChangedHands(const SlotOwners& now, int64_t step, int64_t blo
   });
 }
 
+// before, after: [S, …] with S slots, the same shape. Compared by bits, so that a write of an equal value is not seen,
+// and a NaN that stays is no change.
 void JudgePool(const Capture& capture, const Tensor& before, const Tensor& after, CheckReport* report) {
   const EventInfo& info = *after.info;
   const int64_t slots = after.info->event.shape.empty() ? 0 : after.info->event.shape[0];
   if (slots == 0) return;
   const int64_t row = after.n() / slots;
+  // Owners as of the step before: this step's own writes are in `mapped`.
   const SlotOwners earlier(capture, info.event.step - 1, info.event.rank),
       now(capture, info.event.step, info.event.rank);
   std::map<int64_t, SlotOwner> owners = earlier.all();
@@ -56,6 +60,7 @@ void JudgePool(const Capture& capture, const Tensor& before, const Tensor& after
       zero = zero && BitsAt(after, i) == 0;
     }
     if (!changed || mapped.contains(s)) continue;
+    // Free slots may be scribbled on: engines park padding there.
     if (!owners.contains(s) && !reserved.contains(s)) continue;
     wrong.push_back(s);
     hits_reserved = hits_reserved || reserved.contains(s);
@@ -63,6 +68,7 @@ void JudgePool(const Capture& capture, const Tensor& before, const Tensor& after
     if (zero) zeros += row;
   }
   if (wrong.empty()) return report->Right(info.id);
+  // A reserved slot is what padding rows write to or read from; an owned one belongs to another request.
   Suspicion found = At(info, hits_reserved ? fault_class::kPadRead : fault_class::kKvIdent, 3);
   if (hits_reserved) found.hypothesis = hypothesis::kPadding;
   const auto owner = owners.find(wrong[0]);
@@ -95,6 +101,7 @@ void CheckPool(const Capture& capture, CheckReport* report) {
     for (const EventId id : capture.Find(name, {.audit = "after"})) {
       const auto info = capture.Info(id);
       auto after = capture.Load(id);
+      // The last look before the write of the same step and rank.
       const auto looks =
           capture.Find(name, {.step = info->event.step, .rank = info->event.rank, .audit = "before", .before = id});
       if (!after.ok() || looks.empty()) {

@@ -14,6 +14,7 @@ namespace {
 enum class Relation { kUnrelated, kSame, kDiffer };
 
 // Whether the segment's rows see one key alone: then every head of a latent is that key's, on all ranks.
+// Then ranks with different query heads have equal outputs by right.
 bool SeesOneKey(std::string_view stem, const EventView& view, const SegmentSummary& s) {
   if (stem == "attn.latent_out" || stem == "attn.out") return s.n_rows == 1 && s.first_position == 0;
   if (!stem.starts_with("attn.chunk.")) return false;
@@ -26,6 +27,7 @@ bool SeesOneKey(std::string_view stem, const EventView& view, const SegmentSumma
 // Real segments of two events: the same rows, and then the same values or not. by_digest: bits of one logical place;
 // otherwise sums and extremes, for parts that lie at different columns.
 Relation Relate(std::string_view stem, const EventView& a, const EventView& b, bool by_digest) {
+  // Different batches on two ranks (data parallelism) say nothing about each other.
   if (a.n_segments() != b.n_segments() || a.dtype() != b.dtype()) return Relation::kUnrelated;
   bool same = true, any = false;
   for (int32_t i = 0; i < a.n_segments(); ++i) {
@@ -92,6 +94,7 @@ void CheckReplicas(const Capture& capture, CheckReport* report) {
         for (size_t i = 0; i < j; ++i) {
           const EventView a = trace.event(ids[i]);
           if (a.rank() == b.rank() || a.shard().count != b.shard().count) continue;
+          // Shards of different counts are not compared: the columns of one are a part of those of the other.
           const bool same_part = b.shard().count <= 1 || a.shard().index == b.shard().index;
           if (same_part && compared_part) continue;  // with one holder of the part is enough
           const Relation relation = Relate(site.stem, a, b, same_part);
@@ -100,6 +103,7 @@ void CheckReplicas(const Capture& capture, CheckReport* report) {
           const bool wrong = same_part ? relation == Relation::kDiffer : relation == Relation::kSame;
           if (!wrong) {
             report->Right(ids[j]);
+            // Once a site and kind: the next steps would say the same.
           } else if (said.insert(same_part).second) {
             Report(capture, ids[i], ids[j], !same_part, report);
           }

@@ -9,6 +9,7 @@ namespace assay::check {
 SlotOwners::SlotOwners(const Capture& capture, int64_t last_step, int32_t rank) {
   for (const EventId id : RealEvents(capture, "slot_mapping")) {
     const EventView view = capture.trace().event(id);
+    // Slots of rank 0 hold for all ranks where each rank has its own pool of the same layout: only one may be recorded.
     if (view.step() > last_step || (view.rank() != rank && view.rank() != 0)) continue;
     auto tensor = capture.Load(id);
     if (!tensor.ok()) continue;
@@ -42,6 +43,7 @@ std::optional<bool> SamePrefix(const Capture& capture, uint64_t a, uint64_t b, i
   const size_t n = static_cast<size_t>(std::max<int64_t>(position, 0)) + 1;
   if (x == nullptr || y == nullptr || x->tokens.empty() || y->tokens.empty()) return std::nullopt;
   // Tokens that were generated are not part of what was announced.
+  // An early difference decides even so.
   if (x->tokens.size() < n || y->tokens.size() < n) {
     const size_t common = std::min({x->tokens.size(), y->tokens.size(), n});
     if (!std::equal(x->tokens.begin(), x->tokens.begin() + static_cast<int64_t>(common), y->tokens.begin()))

@@ -8,6 +8,7 @@
 namespace assay::check {
 namespace {
 
+// t: [T, H, keys] or [T, V]; the last axis sums to 1 in each row (and head).
 void Judge(const Tensor& t, bool logarithms, CheckReport* report) {
   const EventInfo& info = *t.info;
   const int64_t keys = t.dim(-1);
@@ -15,6 +16,8 @@ void Judge(const Tensor& t, bool logarithms, CheckReport* report) {
   // One rounding a probability, one more for the sum that they were divided by; a logarithm of size 20 loses 20 u.
   const double u =
       std::max({UnitRoundoff(info.event.compute_dtype), UnitRoundoff(info.event.dtype), UnitRoundoff(DType::kF32)});
+  // The first term is systematic (a rounded denominator moves all terms alike), the second is the sum's own rounding,
+  // which grows like a random walk.
   const double bound = u * (logarithms ? 64 : 2) + 8 * UnitRoundoff(DType::kF32) * std::sqrt(static_cast<double>(keys));
   std::vector<bool> bad(t.rows.size());
   double worst = 0;
@@ -29,6 +32,7 @@ void Judge(const Tensor& t, bool logarithms, CheckReport* report) {
         negative = negative || (!logarithms && row[i] < 0);
       }
       const double off = std::fabs(sum - 1);
+      // Written so that NaN is worst.
       if (!(off <= worst)) worst = std::isnan(off) ? HUGE_VAL : off;
       bad[r] = bad[r] || negative || !(off <= bound);
     }

@@ -13,6 +13,7 @@
 namespace assay::check {
 namespace {
 
+// Bounds of memory: a long trace has millions of rows, and a stale buffer repeats what is not long gone.
 constexpr size_t kMaxRowsKept = 1 << 16;  // a site; older ones are forgotten
 constexpr uint64_t kMinColumns = 16;      // shorter rows may be equal by chance
 
@@ -32,12 +33,15 @@ class StaleRows final : public ScanCheck {
 
   void Segment(const Item& item) override {
     const SegmentSummary& s = *item.segment;
+    // A segment of zeros repeats itself by right, and cells of rows may be missing although the segment has statistics.
     if (s.padding || s.n_row_cells == 0 || s.sum_sq == 0 || s.count < kMinColumns * static_cast<uint64_t>(s.n_rows))
       return;
     Site& site = sites_[{item.site, item.view->rank()}];
     for (int32_t r = 0; r < s.n_row_cells; ++r) {
       const Row row{item.id, item.index, r, s.request, s.first_position + r, item.view->step()};
       ++rows_;
+      // The first row with these bits stays the one to compare with: where a buffer is never written again, all later
+      // rows blame the step that last wrote it.
       const auto [at, fresh] = site.rows.emplace(item.view->row_digest(item.index, r), row);
       if (fresh) {
         site.order.push_back(at->first);
@@ -51,6 +55,7 @@ class StaleRows final : public ScanCheck {
       if (earlier.event == item.id && earlier.segment == item.index && earlier.row == r) continue;
       // The same row computed again (a repeat, a request that was preempted) is equal by right.
       if (earlier.request == row.request && earlier.position == row.position) continue;
+      // Only remembered here: the input's digests need other events, which one pass over the trace cannot jump to.
       if (pairs_.size() < kMaxPairs) pairs_.emplace_back(earlier, row);
     }
     last_ = item.id;
@@ -94,6 +99,7 @@ class StaleRows final : public ScanCheck {
     std::vector<uint64_t> order;
     size_t oldest = 0;
   };
+  // So many coincidences are judged; a fault shows in the first of them.
   static constexpr size_t kMaxPairs = 4096;
 
   // Digest of the row of a request and position in an event; nullopt when it is not there.
@@ -132,10 +138,12 @@ class StaleRows final : public ScanCheck {
   static std::optional<bool> IsWrong(const Capture& capture, const Row& earlier, const Row& later) {
     RowCell cell;
     capture.trace().event(later.event).row_cell(later.segment, later.row, &cell);
+    // Zeros and NaN have their own checks, and repeat without a stale buffer.
     if (cell.sum_sq == 0 || cell.nonfinite > 0) return false;
     const auto a = capture.Info(earlier.event), b = capture.Info(later.event);
     const std::string_view stem = b->site.stem;
     std::string input = b->prefix + std::string(InputOf(stem));
+    // Absorbed MLA has no attn.q: its query is in two parts, of which the rotary one holds the position.
     if (stem == "attn.latent_out" || (stem == "attn.out" && !capture.HasSite(input))) input = b->prefix + "attn.q_pe";
     const auto x = capture.Operand(*a, input), y = capture.Operand(*b, input);
     if (!x || !y) return false;
@@ -143,6 +151,7 @@ class StaleRows final : public ScanCheck {
                q = RowOf(capture, *y, later.request, later.position);
     // A single key (position 0) is the output whatever the query is.
     if (!p || !q || p->digest == q->digest || earlier.position == 0 || later.position == 0) return false;
+    // Equal keys make the softmax uniform whatever the query is.
     if (InputOf(stem) == "attn.q" && KeysAreEqual(capture, *b, later.request)) return false;
     const std::optional<bool> equal = TokensAreEqual(capture, *a, earlier, *b, later);
     return equal ? std::optional<bool>(!*equal) : std::nullopt;

@@ -9,6 +9,7 @@
 namespace assay::check {
 namespace {
 
+// Bounds of what counts as a fault: a phrase of up to eight tokens, eight times or more, and at least 32 tokens.
 constexpr size_t kMaxPeriod = 8;
 constexpr size_t kMinRepeats = 8;
 constexpr size_t kMinTokens = 32;
@@ -19,8 +20,10 @@ class TokenLoops final : public ScanCheck {
 
   void Segment(const Item& item) override {
     const SegmentSummary& s = *item.segment;
+    // All ranks sample the same token.
     if (s.padding || item.view->rank() != 0) return;
     for (int32_t r = 0; r < s.n_row_cells; ++r) {
+      // A position may come twice (preemption, speculation): the later token is the one that was kept.
       Token& t = requests_[s.request][s.first_position + r];
       t = {item.view->row_digest(item.index, r), item.id};
     }
@@ -33,15 +36,18 @@ class TokenLoops final : public ScanCheck {
       const int64_t prompt = info == nullptr ? 0 : info->prompt_tokens;
       std::vector<std::pair<int64_t, Token>> generated;  // those behind the prompt
       for (const auto& [position, token] : tokens) {
+        // The row at the prompt's last position predicts the first generated token.
         if (position + 1 >= prompt) generated.emplace_back(position, token);
       }
       size_t best_period = 0, best_length = 0;
       for (size_t period = 1; period <= kMaxPeriod; ++period) {
+        // Length of the tail that equals itself moved by `period`.
         size_t length = period;
         while (length < generated.size() && generated[generated.size() - 1 - length].second.digest ==
                                                 generated[generated.size() - 1 - length + period].second.digest) {
           ++length;
         }
+        // A multiple of a period fits the same tail: it has to explain more than one further period to take its place.
         if (length >= std::max(kMinTokens, kMinRepeats * period) && length > best_length + period) {
           best_length = length;
           best_period = period;

@@ -13,6 +13,8 @@ bool EndsWith(std::string_view text, std::string_view end) {
 }
 
 // kv_b_proj as heads of dn key rows and dv value rows over c latent columns.
+// MLA's absorbed form (DeepSeek-V2, section 2.1.2): W_UK goes into the query and W_UV behind the attention, so that
+// the cache holds latents alone. Both are slices of kv_b_proj [H (dn + dv), c].
 struct Heads {
   int64_t count = 0, dn = 0, dv = 0, c = 0;
   std::vector<double> values;  // [count, dn + dv, c]
@@ -35,6 +37,8 @@ struct Absorbed {
 };
 
 // Head h of memory is head h + shift of the checkpoint, its key or value half, times `factor`.
+// H, dn, dv, c as above; n heads of this rank, the first being first_head of the checkpoint. Four roundings are allowed
+// for an element: engines dequantise and transpose in the model's type.
 bool Fits(const Heads& heads, const Absorbed& a, bool key, int64_t first_head, int64_t n, int64_t shift, double factor,
           double roundoff) {
   for (int64_t h = 0; h < n; ++h) {
@@ -52,6 +56,7 @@ bool Fits(const Heads& heads, const Absorbed& a, bool key, int64_t first_head, i
 
 }  // namespace
 
+// These two exist in memory alone: no checkpoint has them.
 bool IsAbsorbed(std::string_view name) { return EndsWith(name, "attn.W_UK_T") || EndsWith(name, "attn.W_UV"); }
 
 void CheckAbsorption(const WeightSource& source, const WeightIndex& index, const MemoryTensor& t, double roundoff,
@@ -78,6 +83,7 @@ void CheckAbsorption(const WeightSource& source, const WeightIndex& index, const
   }
   heads.count = weight.rows() / (heads.dn + heads.dv);
   const int64_t n = shape[0], d = key ? heads.dn : heads.dv;
+  // Both inner orders are in use: W_UK_T [H, c, dn] or [H, dn, c] by the batched product that reads it.
   const bool rows_first = shape[1] == d && shape[2] == heads.c, latent_first = shape[1] == heads.c && shape[2] == d;
   const int64_t first_head = t.event.shard.count > 1 ? t.event.shard.index * n : 0;
   if ((!rows_first && !latent_first) || first_head + n > heads.count) {
@@ -104,6 +110,8 @@ void CheckAbsorption(const WeightSource& source, const WeightIndex& index, const
   check->different = values.size();
   const Absorbed a{values, d, heads.c, orders.front()};
   WeightExplanation why;
+  // From here on causes, the simplest first: heads moved, another rank's heads, the other half, a transposition, a
+  // factor.
   for (int64_t shift = 1; shift < n && why.cls.empty(); ++shift) {
     if (Fits(heads, a, key, first_head, n, shift, 1, roundoff)) {
       why = Explained(fault_class::kTpShard, Constant{static_cast<double>(shift), "heads that it is shifted by"},
@@ -127,6 +135,7 @@ void CheckAbsorption(const WeightSource& source, const WeightIndex& index, const
     why = Explained(fault_class::kLoad, {}, {"each head is transposed"});
   }
   if (why.cls.empty()) {
+    // The ratio is taken at the largest element, where rounding matters least, and then has to hold everywhere.
     double top = 0, ratio = 0, ab = 0, aa = 0, bb = 0;
     for (int64_t h = 0; h < n; ++h) {
       for (int64_t r = 0; r < d; ++r) {

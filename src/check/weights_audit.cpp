@@ -12,6 +12,7 @@
 namespace assay {
 namespace {
 
+// -1: outside the layers.
 int32_t LayerOf(const std::string& canonical) {
   constexpr std::string_view kPrefix = "layers.";
   return canonical.rfind(kPrefix, 0) == 0 ? std::atoi(canonical.c_str() + kPrefix.size()) : -1;
@@ -39,6 +40,7 @@ FirstBad WeightBad(const std::string& canonical, std::string_view cls, std::stri
 
 const Json* ConfigKey(const WeightSource& source, std::string_view key) {
   if (const Json* value = FindKey(source.config(), key)) return value;
+  // Multimodal checkpoints nest the language model's configuration.
   for (const char* inner : {"text_config", "language_config", "llm_config"}) {
     const Json* nested = FindKey(source.config(), inner);
     if (nested == nullptr) continue;
@@ -62,6 +64,8 @@ Result<WeightsResult> AuditWeights(const WeightSource& source, const Trace* trac
   }
   const auto start = std::chrono::steady_clock::now();
   result.weights.resize(chosen.size());
+  // One weight a task; each writes its own entry alone. Findings are collected behind it, in one thread, so that their
+  // order does not depend on the number of threads.
   ParallelFor(static_cast<int64_t>(chosen.size()), options.threads, [&](int64_t i) {
     result.weights[static_cast<size_t>(i)] = MeasureWeight(*chosen[static_cast<size_t>(i)]);
   });
@@ -82,6 +86,8 @@ Result<WeightsResult> AuditWeights(const WeightSource& source, const Trace* trac
     result.with_trace = true;
     CheckMemory(source, *trace, options, &result, &found);
   }
+  // Findings of one place stay in the order of the rules that made them, but what only the checkpoint says (-1) comes
+  // first.
   std::stable_sort(found.begin(), found.end(), [](const WeightFinding& a, const WeightFinding& b) {
     return std::pair(Place(a.bad), a.sequence) < std::pair(Place(b.bad), b.sequence);
   });

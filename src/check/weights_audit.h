@@ -16,6 +16,7 @@
 
 namespace assay {
 
+// Of the decoded elements of one weight. sum_sq is in double; counts are of elements, not bytes.
 struct WeightStats {
   uint64_t count = 0, nan = 0, inf = 0, zero = 0;
   double min = 0, max = 0, abs_max = 0, sum_sq = 0;  // over finite elements
@@ -71,7 +72,10 @@ struct WeightFinding {
   FirstBad bad;
 };
 
+// Looks at every element: by a tally of the stored bytes where the format has one, else decoded in bands of rows that
+// stay in the first cache. A view (part of a fused tensor) gets no digest and no scales of its own. Thread-safe.
 WeightAudit MeasureWeight(const Weight& weight);
+// Each appends to `found` (and `notes`) and never removes; none of them fails: what cannot be judged becomes a note.
 void CheckScales(const WeightSource& source, const std::vector<WeightAudit>& weights,
                  std::vector<WeightFinding>* found);
 void CheckStructure(const WeightSource& source, const std::vector<WeightAudit>& weights,
@@ -84,6 +88,7 @@ FirstBad WeightBad(const std::string& canonical, std::string_view cls, std::stri
                    std::vector<std::string> evidence);
 // A key of the configuration, of its inner ones for multimodal models, or nullptr.
 const Json* ConfigKey(const WeightSource& source, std::string_view key);
+// `absent` where the key is missing or is no integer.
 int64_t ConfigInt(const WeightSource& source, std::string_view key, int64_t absent);
 
 }  // namespace assay

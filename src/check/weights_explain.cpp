@@ -12,11 +12,14 @@ namespace {
 
 constexpr double kTiny = 0x1p-149;  // the step of float32 near zero
 
+// Rounding leaves fewer distinct values; the two counts say how much was lost.
 int64_t Distinct(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return std::unique(values.begin(), values.end()) - values.begin();
 }
 
+// Every value is its checkpoint value rounded to a narrower type. Memory has to lie on the type's grid: a value that is
+// only near would be a matter of tolerance. Range and subnormals are left out, as weights lie far from both.
 MaybeExplained FitRounding(const WeightSlab& s) {
   struct Kind {
     const char* name;
@@ -36,6 +39,8 @@ MaybeExplained FitRounding(const WeightSlab& s) {
       fits = std::nearbyint(s.actual[i] / step) * step == s.actual[i] && std::fabs(s.actual[i] - s.expect[i]) <= step;
     }
     if (!fits) continue;
+    // The router's correction bias decides the choice by small differences (DeepSeek-V3, section 2.1.2): rounding it
+    // routes tokens elsewhere.
     const bool router = s.name.find("e_score_correction_bias") != std::string::npos;
     return Explained(router ? fault_class::kMoeRoute : fault_class::kPrecision, {},
                      {std::string("every value is the checkpoint's, rounded to ") + kind.name,
@@ -45,6 +50,7 @@ MaybeExplained FitRounding(const WeightSlab& s) {
   return std::nullopt;
 }
 
+// Fewer than four elements fit a constant by chance.
 MaybeExplained FitOffset(const WeightSlab& s) {
   const double offset = s.actual[0] - s.expect[0];
   if (!(std::fabs(offset) > 0) || s.actual.size() < 4) return std::nullopt;
@@ -56,6 +62,7 @@ MaybeExplained FitOffset(const WeightSlab& s) {
                    {"a constant was added to every element"});
 }
 
+// What can be said of a weight that nothing explains: how much of it is right, and whether it is related at all.
 WeightExplanation Unexplained(const WeightSlab& s) {
   int64_t nonfinite = 0, zero = 0, rows_right = 0;
   double ab = 0, aa = 0, bb = 0;
@@ -79,6 +86,7 @@ WeightExplanation Unexplained(const WeightSlab& s) {
   std::vector<std::string> evidence = {"no explanation fits; cosine with the checkpoint " + NumberText(cosine) + ", " +
                                        NumberText(rows_right) + " of " + NumberText(s.rows) + " rows right, " +
                                        NumberText(zero) + " zeros, " + NumberText(nonfinite) + " not finite"};
+  // Related, no row right, nothing missing: it was loaded, and decoded by a rule that no convention gives.
   if (s.quantised && rows_right == 0 && zero != s.size() && nonfinite == 0 && std::fabs(cosine) >= 0.3) {
     return Explained(fault_class::kKernel, {}, std::move(evidence), 0.5);
   }
@@ -96,10 +104,12 @@ WeightExplanation Explained(std::string_view cls, Constant constant, std::vector
   return {std::string(cls), std::move(constant), std::move(evidence), confidence};
 }
 
+// Eight roundings: both sides were rounded, and through at most a product and a difference.
 bool NearlyEqual(double a, double b, double roundoff) {
   return std::fabs(a - b) <= 8 * roundoff * std::max(std::fabs(a), std::fabs(b)) + 2 * kTiny;
 }
 
+// scale * (code - zero) may be computed as scale * code - scale * zero, whose rounding is one of the larger terms.
 double WeightSlab::Allowed(int64_t i) const {
   const size_t at = static_cast<size_t>(i);
   return 4 * roundoff * (std::fabs(expect[at]) + (quantised ? std::fabs(zero[at] * scale[at]) : 0)) + kTiny;
@@ -112,6 +122,7 @@ bool WeightSlab::Predicts(int64_t i, double factor) const {
   return std::fabs(actual[at] - predicted) <= 8 * roundoff * size + 2 * kTiny;
 }
 
+// NaN beside NaN is equal: the checkpoint says so.
 int64_t CountDifferent(const WeightSlab& slab) {
   int64_t n = 0;
   for (int64_t i = 0; i < slab.size(); ++i) {
@@ -123,6 +134,7 @@ int64_t CountDifferent(const WeightSlab& slab) {
 }
 
 WeightExplanation ExplainWeight(const WeightSlab& slab) {
+  // From few free numbers to many: one constant, no number but a type or an order, one number a group, an offset.
   for (const auto fit : {FitOneRatio, FitRounding, FitOrder, FitZero, FitLostColumns, FitScales, FitIgnoredGroupOrder,
                          FitTable, FitCodeOrder, FitOffset}) {
     if (MaybeExplained found = fit(slab)) return *std::move(found);

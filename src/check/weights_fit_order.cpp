@@ -13,6 +13,9 @@ namespace {
 
 using Order = std::vector<int64_t>;  // order[i]: row of expect that row i of memory is
 
+// Hash of n values at `at`, `stride` elements apart, as float32 bits: lines are looked up by it, so that a permutation
+// of thousands of rows is found in linear time. A collision (64 bits) would give a wrong name to a tensor that is wrong
+// anyway.
 uint64_t HashLine(const double* at, int64_t n, int64_t stride) {
   uint64_t hash = kGolden64;
   for (int64_t i = 0; i < n; ++i) {
@@ -25,11 +28,14 @@ uint64_t HashLine(const double* at, int64_t n, int64_t stride) {
 }
 
 // Nothing unless each line is found once and some line moved.
+// Where each row (or column) of memory stands in `expect`, by exact bits; `expect` has been rounded like memory.
+// Equal lines (zero rows) are handed out in ascending order, so that lines that did not move stay where they are.
 std::optional<Order> MovedLines(const WeightSlab& s, const std::vector<double>& expect, bool columns) {
   const int64_t n = columns ? s.cols : s.rows, length = columns ? s.rows : s.cols;
   const int64_t start = columns ? 1 : s.cols, stride = columns ? s.cols : 1;
   if (n < 2) return std::nullopt;
   std::unordered_map<uint64_t, Order> where;
+  // Backwards, since the lists are taken from their ends.
   for (int64_t i = n - 1; i >= 0; --i) where[HashLine(expect.data() + i * start, length, stride)].push_back(i);
   Order order(static_cast<size_t>(n));
   bool moved = false;
@@ -46,6 +52,7 @@ std::optional<Order> MovedLines(const WeightSlab& s, const std::vector<double>& 
 // Rounds expect as memory has it, so that equal lines have equal bits.
 std::vector<double> RoundLike(const WeightSlab& s) {
   std::vector<double> out(s.expect.size());
+  // Significand bits (the hidden one included) of bfloat16, float16 and float32, by the unit roundoff.
   const int bits = s.roundoff >= 0x1p-9 ? 8 : s.roundoff >= 0x1p-12 ? 11 : 24;
   for (size_t i = 0; i < out.size(); ++i) {
     int exponent = 0;
@@ -57,6 +64,8 @@ std::vector<double> RoundLike(const WeightSlab& s) {
 }
 
 // Row i of the order with pairs side by side, in `heads` groups, holds this row of the half-split order; and back.
+// Two layouts of the pairs that rotary embeddings turn (Su et al., RoFormer, section 3.4.2: pairs (2i, 2i + 1); the
+// half-split form pairs i with i + d/2). Importers permute the rows of q_proj and k_proj from one to the other.
 int64_t SideBySide(int64_t i, int64_t rows, int64_t heads) {
   const int64_t d = rows / heads, within = i % d;
   return i - within + within % 2 * (d / 2) + within / 2;
@@ -66,6 +75,7 @@ int64_t Apart(int64_t i, int64_t rows, int64_t heads) {
   return i - within + within % (d / 2) * 2 + within / (d / 2);
 }
 
+// Names of weights whose rows meet a rotation; elsewhere a permutation is a matter of loading.
 bool IsRotated(const std::string& name) {
   for (const char* stem :
        {".q_proj.", ".k_proj.", ".q_b_proj.", ".kv_a_proj_with_mqa.", ".wq_b.", ".wk.", ".indexer."}) {
@@ -86,6 +96,7 @@ bool Fits(const Order& order, Predicted predicted) {
 std::string NamePermutation(const WeightSlab& s, const Order& order) {
   const int64_t rows = s.rows, right = s.rope_permuted;
   Order heads;
+  // Each number of head groups that divides the rows into even heads: few (divisors), so that all pairs can be tried.
   for (int64_t h = 1; 2 * h <= rows; ++h) {
     if (rows % (2 * h) == 0) heads.push_back(h);
   }
@@ -103,6 +114,7 @@ std::string NamePermutation(const WeightSlab& s, const Order& order) {
       return "rows are taken apart in " + NumberText(h) + " head groups, and were not interleaved";
     }
   }
+  // Both steps were made, with two different numbers: of query heads where those of the keys belong.
   for (const int64_t out : heads) {
     for (const int64_t back : heads) {
       if (out != back && Fits(plain, [&](int64_t i) { return SideBySide(Apart(i, rows, back), rows, out); })) {
@@ -114,6 +126,7 @@ std::string NamePermutation(const WeightSlab& s, const Order& order) {
 }
 
 // Runs of `size` consecutive rows moved as a whole.
+// True where each run keeps its inner order and begins at a multiple of `size`.
 bool MovesWhole(const Order& order, int64_t size) {
   if (size <= 1 || static_cast<int64_t>(order.size()) % size != 0) return false;
   return Fits(order, [&](int64_t i) {
@@ -124,6 +137,7 @@ bool MovesWhole(const Order& order, int64_t size) {
 
 }  // namespace
 
+// The most special name first: moved heads are moved rows, and exchanged halves are moved rows.
 MaybeExplained FitOrder(const WeightSlab& s) {
   const std::vector<double> expect = RoundLike(s);
   if (const auto order = MovedLines(s, expect, false)) {
@@ -136,6 +150,7 @@ MaybeExplained FitOrder(const WeightSlab& s) {
     const std::string count = NumberText(moved) + " of " + NumberText(s.rows) + " rows moved; row " +
                               NumberText(first) + " is row " + NumberText((*order)[static_cast<size_t>(first)]) +
                               " of the checkpoint";
+    // A bias [rows, 1] may have equal heads by chance; a matrix has not.
     if (s.cols > 1 && MovesWhole(*order, s.head_dim)) {
       return Explained(fault_class::kTpShard, {}, {"whole heads are in another order", count});
     }

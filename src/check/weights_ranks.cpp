@@ -23,6 +23,7 @@ bool IsConstant(const MemoryTensor& t) {
   return element == 0 || size <= element || std::memcmp(t.data, t.data + element, size - element) == 0;
 }
 
+// The columns too: a tensor may be cut along either axis.
 bool SameShard(const Shard& a, const Shard& b) {
   return a.index == b.index && a.count == b.count && a.col_offset == b.col_offset && a.full_cols == b.full_cols;
 }
@@ -39,6 +40,8 @@ void CheckRanks(const std::vector<MemoryTensor>& tensors, std::vector<WeightFind
       for (size_t j = 0; j < i && bad == nullptr; ++j) {
         const MemoryTensor &a = *ranks[j], &b = *ranks[i];
         const bool same = SameShard(a.event.shard, b.event.shard), equal = SameBits(a, b);
+        // Right: the same shard and equal, or different shards and different. One rank with two tensors of a name says
+        // nothing.
         if (same == equal || a.event.rank == b.event.rank || (equal && IsConstant(b))) continue;
         bad = &b;
         what = "rank " + std::to_string(b.event.rank) + (equal ? " holds the bits of rank " : " differs from rank ") +

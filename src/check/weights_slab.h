@@ -17,6 +17,7 @@ namespace assay {
 struct WeightSlab {
   std::string name;  // canonical, of the part: "layers.0.attn.k_proj.weight"
   int64_t rows = 0, cols = 0;
+  // One entry an element each, [rows * cols], though zero and scale repeat within a group: the fits index by element.
   std::vector<double> actual, expect, code, zero, scale;
   std::vector<int32_t> group;  // elements that share a scale; numbers below n_groups
   int32_t n_groups = 1;
