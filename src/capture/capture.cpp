@@ -48,6 +48,7 @@ std::vector<RowId> RowIdsOf(const Event& event) {
   std::vector<RowId> rows(static_cast<size_t>(n));
   for (const Segment& s : event.segments) {
     // Hostile segments may lie outside of the tensor.
+    // The bound r < n - s.first_row cannot overflow, as first_row is not negative.
     for (int64_t r = 0; r < s.n_rows && s.first_row >= 0 && r < n - s.first_row; ++r) {
       rows[static_cast<size_t>(s.first_row + r)] = {s.request, s.first_position + r, s.padding, true};
     }
@@ -62,6 +63,7 @@ Capture::Index::Index(const Trace& trace) {
   for (uint32_t i = 0; i < names.size(); ++i) {
     site_of.emplace(names[i], i);
     sites.push_back(ParseSiteName(names[i]));
+    // A partial result is another thing than its sum: whoever asks for a stem does not get it by surprise.
     by_stem[sites.back().partial ? sites.back().stem + ".partial" : sites.back().stem].push_back(i);
   }
   events.resize(names.size());
@@ -78,6 +80,7 @@ Capture::Index::Index(const Trace& trace) {
   for (uint64_t i = 0; i < n; ++i) {
     const EventView view = trace.event(i);
     payloads += view.has_payload() ? 1 : 0;
+    // Spares most look-ups in a set: traces of one rank are the rule.
     if (ranks.empty() || *ranks.rbegin() != view.rank()) ranks.insert(view.rank());
     events[view.global_site()].push_back(i);
   }
@@ -89,6 +92,8 @@ Capture::Index::Index(const Trace& trace) {
 
 bool Capture::Index::Earlier(const Trace& trace, EventId a, EventId b) const {
   if (!order.empty()) {
+    // Clocks of hosts and sequences of processes do not compare; the step does, and within it each process runs the
+    // same program.
     if (order[a] != order[b]) return order[a] < order[b];
     return a < b;
   }
@@ -123,6 +128,7 @@ Capture::Capture(const Trace& trace) : trace_(&trace), index_(std::make_unique<I
     world_size_ = std::max(world_size_, p.info.world_size);
     for (const RequestInfo& r : p.requests) {
       const auto [at, fresh] = index_->requests.emplace(r.key, &r);
+      // Only one rank may have been told to keep tokens.
       if (!fresh && at->second->tokens.empty()) at->second = &r;
     }
   }
@@ -193,6 +199,7 @@ std::shared_ptr<const EventInfo> Capture::Info(EventId id) const {
   info->name = trace_->site_names()[view.global_site()];
   info->site = index_->sites[view.global_site()];
   info->prefix = PrefixOf(info->site);
+  // Axes belong to the process's own entry of the site: another process may record it in another layout.
   const auto& sites = trace_->processes()[info->file].sites;
   if (view.site() < sites.size()) info->axes = sites[view.site()].axes;
   info->event = view.Decode();
@@ -210,6 +217,7 @@ std::shared_ptr<const EventInfo> Capture::Info(EventId id) const {
 std::optional<EventId> Capture::Operand(const EventInfo& result, std::string_view name) const {
   const auto site = index_->site_of.find(name);
   if (site == index_->site_of.end()) return std::nullopt;
+  // `other`: the operand may be recorded by one rank alone when all ranks hold the same.
   std::optional<EventId> own, other;
   for (const EventId id : index_->OfStep(*trace_, site->second, result.event.step)) {
     const EventView view = trace_->event(id);
@@ -217,6 +225,7 @@ std::optional<EventId> Capture::Operand(const EventInfo& result, std::string_vie
     const int64_t repeat = RepeatOf(view);
     const bool same_repeat = result.repeat >= 0 && repeat == result.repeat;
     if (repeat >= 0 && result.repeat >= 0 && !same_repeat) continue;
+    // Between processes of one step there is no order that could be trusted: all events of the step count as earlier.
     if (view.file() == result.file && !same_repeat && !Earlier(id, result.id)) continue;
     if (view.rank() == result.event.rank) {
       own = id;
@@ -227,6 +236,8 @@ std::optional<EventId> Capture::Operand(const EventInfo& result, std::string_vie
   return own ? own : other;
 }
 
+// Of weights recorded before the result the last; one that was only recorded later is better than none, since weights
+// do not change by themselves.
 std::optional<EventId> Capture::Weight(const EventInfo& result, std::string_view name) const {
   std::optional<EventId> own, other;
   bool own_is_earlier = false;

@@ -35,6 +35,7 @@ struct RowId {
 };
 
 // One event without its statistics grids, and its name taken apart.
+// Owned by the Capture's cache and by whoever holds the pointer; nothing in it points into the trace.
 struct EventInfo {
   EventId id = kNoEvent;
   uint32_t file = 0;
@@ -72,6 +73,7 @@ struct Tensor {
 using TensorPtr = std::shared_ptr<const Tensor>;
 
 // Rows of one request by position, taken from several events (keys and values so far).
+// values is row-major: positions.size() rows of row_size() numbers each.
 struct RequestRows {
   uint64_t request = 0;
   std::vector<int64_t> positions;         // ascending
@@ -136,6 +138,7 @@ class Capture {
   std::optional<std::string> Text(const EventInfo& event, std::string_view key) const;
   std::optional<double> Number(const EventInfo& event, std::string_view key) const;
   std::optional<int64_t> Integer(const EventInfo& event, std::string_view key) const;
+  // "1" and "true" are true; any other text is false.
   bool Flag(const EventInfo& event, std::string_view key) const;  // false when there is no value
   // Of the event alone.
   static std::optional<std::string> OwnText(const EventInfo& event, std::string_view key);
@@ -176,6 +179,7 @@ class Capture {
 };
 
 // Identity of each row of an event from its segments; rows outside of all segments are not known.
+// Empty without a row axis or beyond kMaxTensorElements rows. Segments that reach outside the tensor are cut.
 std::vector<RowId> RowIdsOf(const Event& event);
 
 }  // namespace assay

@@ -28,6 +28,7 @@ class LruCache {
     entries_.splice(entries_.begin(), entries_, found->second);
     return &found->second->value;
   }
+  // REQUIRES: id is not there. Drops the values that were used longest ago until the new one fits.
   void Put(EventId id, T value, uint64_t cost) {
     while (!entries_.empty() && used_ + cost > limit_) {
       used_ -= entries_.back().cost;

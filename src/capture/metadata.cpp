@@ -124,6 +124,7 @@ std::optional<std::string> Capture::Text(const EventInfo& event, std::string_vie
 std::optional<double> Capture::Number(const EventInfo& event, std::string_view key) const {
   const std::optional<std::string> text = Text(event, key);
   if (!text || text->empty()) return std::nullopt;
+  // Exact below 2^53, which user-space addresses are.
   if (text->starts_with("0x")) {  // addresses
     uint64_t value = 0;
     const auto r = std::from_chars(text->data() + 2, text->data() + text->size(), value, 16);

@@ -12,9 +12,11 @@ namespace {
 // Product of the extents, or nullopt beyond what is decoded. Rows without elements take memory too: where the product
 // is 0 every extent is bounded, as it is in the recorder.
 std::optional<uint64_t> Elements(const std::vector<int64_t>& shape) {
+  // 2^24 rows of no elements would still need 2^24 row identities.
   constexpr int64_t kMaxEmptyExtent = int64_t{1} << 24;
   uint64_t n = 1;
   for (const int64_t extent : shape) {
+    // Divides instead of multiplying, so that forged extents cannot overflow.
     if (extent < 0 || (extent > 0 && n > Capture::kMaxTensorElements / static_cast<uint64_t>(extent))) return {};
     n *= static_cast<uint64_t>(extent);
   }
@@ -31,6 +33,7 @@ std::string Where(const EventInfo& info) {
 }
 
 // values of shape {outer…, rows, inner…} to {rows, outer…, inner…}.
+// Checks index rows first whatever the engine's layout is (heads first, or a batch axis before it).
 void RowsFirst(std::vector<double>* values, const std::vector<int64_t>& shape, size_t axis) {
   size_t outer = 1, inner = 1;
   for (size_t i = 0; i < axis; ++i) outer *= static_cast<size_t>(shape[i]);
@@ -67,6 +70,7 @@ Result<TensorPtr> Capture::Decode(EventId id) const {
   const std::optional<uint64_t> n = Elements(shape);
   if (!n) return Status::BadInput(Where(*tensor->info) + " is too large to be decoded");
   ASSAY_ASSIGN_OR_RETURN(tensor->bytes, trace_->payload(e.payload));
+  // The bytes are what the file has, the shape is what it says: DecodeTo trusts that they agree.
   if ((*n * static_cast<uint64_t>(BitsOf(e.dtype)) + 7) / 8 != tensor->bytes.size() || BitsOf(e.dtype) == 0) {
     return Status::BadInput(Where(*tensor->info) + ": its payload " + e.payload.sha256 + " has " +
                             std::to_string(tensor->bytes.size()) + " bytes, its shape needs " +
@@ -124,6 +128,7 @@ Result<RequestRows> Capture::RowsOf(std::string_view name, uint64_t request, Eve
   for (const EventId id : EventsOf(name)) {
     const EventView view = trace_->event(id);
     if (view.rank() != rank || view.meta("audit") == "before") continue;
+    // In another process the order within a step is unknown: its rows of the same step count.
     const bool earlier = view.file() == until_file ? id == until || Earlier(id, until) : view.step() <= until_step;
     const int64_t repeat = RepeatOf(view);
     const bool same_repeat = until_repeat >= 0 && repeat == until_repeat;
@@ -173,6 +178,7 @@ Result<TensorPtr> Capture::Stitched(const EventInfo& part) const {
     return Status::BadInput(Where(part) + ": " + std::to_string(parts.size()) + " of " +
                             std::to_string(part.event.shard.count) + " shards were recorded: record every rank");
   }
+  // Info, rows and row numbers are those of the first shard.
   auto whole = std::make_shared<Tensor>(*parts.begin()->second);
   const int64_t rows = whole->n_rows();
   const std::optional<uint64_t> n = Elements({rows, full});

@@ -13,6 +13,7 @@ namespace assay {
 namespace {
 
 // A whole number from 0 to 2^30 out of the first variable that holds one; fallback otherwise.
+// The launcher that is asked first wins where several are nested (torchrun under Slurm): the inner one knows the rank.
 int32_t FirstNumber(std::initializer_list<const char*> names, int32_t fallback) {
   for (const char* name : names) {
     const char* text = std::getenv(name);
@@ -25,6 +26,7 @@ int32_t FirstNumber(std::initializer_list<const char*> names, int32_t fallback) 
 }
 
 // Arguments end in NUL there, the last one too; empty ones are kept. A longer command line is cut.
+// From /proc: a library does not see the arguments of main.
 std::vector<std::string> CommandLine() {
   constexpr size_t kMaxBytes = 1 << 20;  // of a command line that is kept
   std::vector<std::string> argv;
@@ -58,6 +60,7 @@ ProcessInfo DescribeThisProcess() {
   info.rank = FirstNumber({"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID"}, 0);
   info.world_size =
       FirstNumber({"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_NTASKS"}, 1);
+  // Of the recording, not of the process: they differ by the host's start-up.
   info.start_time_ns = WallClockNs();
   info.command = CommandLine();
   if (::getcwd(text, sizeof(text)) != nullptr) info.cwd = text;

@@ -24,6 +24,7 @@ constexpr int32_t kHostMemory = 1;
 // Elements of a tensor that may be measured with Python's lock held: about as long as a hand-over of the lock takes.
 constexpr int64_t kLargest = 32768;
 
+// Members of one result: fixed arrays on the stack suffice, and modules return few tensors.
 constexpr intptr_t kMaxParts = 8;
 
 const PythonFunctions* python = nullptr;  // set with Python's lock held, as it is read
@@ -76,6 +77,7 @@ struct Tensor {
   uint32_t dtype;
 };
 
+// Size-one axes count too: the cached event has one shape and one set of strides.
 bool HasLayout(const DlTensor& tensor, const PythonSite& site) {
   return tensor.ndim == site.ndim && tensor.code == site.code && tensor.bits == site.bits &&
          std::equal(site.shape, site.shape + site.ndim, tensor.shape) &&
@@ -95,6 +97,7 @@ bool Read(void* object, Tensor* out) {
   if (dl.ndim != 0 && (dl.shape == nullptr || dl.strides == nullptr)) return false;
   int64_t n = 1;
   for (int32_t i = 0; i < dl.ndim; ++i) {
+    // Each extent is checked before the product, so that it stays within 2^30.
     if (dl.shape[i] > kLargest || (n *= dl.shape[i]) > kLargest) return false;
   }
   return n != 0;
@@ -193,6 +196,7 @@ bool TakeApart(const PythonModule& module, void* result, void** members) {
 
 // The module of a number, if it is to be recorded now; NULL otherwise.
 PythonModule* ModuleAt(int64_t number, const void* object) {
+  // The table may have been replaced by a shorter one since Python read the number.
   if (number < 0 || number >= n_modules) return nullptr;
   PythonModule* module = modules[number];
   if (module == nullptr || module->module != object || module->n_parts > kMaxParts) return nullptr;
