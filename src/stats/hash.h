@@ -28,6 +28,7 @@ ASSAY_KERNEL_INLINE constexpr uint64_t Mix64(uint64_t z) {
 }
 
 // The full 32-bit mix: a bijection, every input bit reaches every output bit.
+// Multipliers of C. Wellons' search for mixers of low bias ("lowbias32").
 ASSAY_KERNEL_INLINE constexpr uint32_t Mix32(uint32_t x) {
   x = (x ^ (x >> 16)) * 0x7feb352du;
   x = (x ^ (x >> 15)) * 0x846ca68bu;
@@ -62,6 +63,8 @@ struct DigestKeys {
   uint32_t word[kDigestWords] = {};
 };
 
+// The digest multiplies pairs of keyed words, a form of NH (Black et al., UMAC, section 4): two tensors that differ
+// collide with a chance of about 2^-32 over the salts.
 inline constexpr DigestKeys kDigestKeys = [] {
   DigestKeys keys;
   for (uint32_t n = 0; n < kDigestWords; ++n) {

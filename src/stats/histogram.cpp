@@ -21,6 +21,8 @@ int ExponentOf(double value) {
 }
 
 // Groups of eight local columns, row after row; one of every 2^shift is taken, which one is hashed.
+// The hash of the interval's number, not a random generator: the same tensor gives the same sample everywhere, and no
+// stride of the data (heads, channels) can fall in step with it.
 struct Sampling {
   uint64_t per_row, groups;
   int shift = 0;
@@ -51,6 +53,7 @@ constexpr size_t kMaxSamples = ((kHistogramGroups + 1) * kLanes + kFieldsAlign -
 using Bytes = uint8_t __attribute__((vector_size(16)));
 
 // How many of n fields (n a multiple of 16, at most kMaxSamples) are `field`. Lanes count to 64 at most.
+// A compare gives -1 in equal lanes, so subtracting counts.
 int CountOf(const uint8_t* fields, size_t n, uint8_t field) {
   Bytes sums = {};
   for (size_t i = 0; i < n; i += sizeof(Bytes)) {
@@ -62,6 +65,7 @@ int CountOf(const uint8_t* fields, size_t n, uint8_t field) {
   std::memcpy(halves, &sums, sizeof(halves));
   uint64_t total = 0;
   for (const uint64_t half : halves) {
+    // Adds eight byte counts: neighbours to 16-bit sums, then all four by one multiplication into the top 16 bits.
     const uint64_t pairs = (half & 0x00ff00ff00ff00ffu) + (half >> 8 & 0x00ff00ff00ff00ffu);
     total += pairs * 0x0001000100010001u >> 48;
   }
@@ -120,6 +124,7 @@ void SampleGroups(const Layout& layout, const Kernel& kernel, int64_t first_row,
   }
   stats->histogram_samples = n;
   const size_t padded = (n + kFieldsAlign - 1) / kFieldsAlign * kFieldsAlign;
+  // The number of padding zeros is known: zeros beyond it are the sample's.
   for (size_t i = n; i < padded; ++i) values[i] = 0;
   alignas(kFieldsAlign) uint8_t fields[kMaxSamples];
   for (size_t i = 0; i < padded; ++i) fields[i] = Bits::FieldOf(values[i]);
@@ -127,6 +132,7 @@ void SampleGroups(const Layout& layout, const Kernel& kernel, int64_t first_row,
   kernel.count_fields(fields, padded, kTop, &counts);
   stats->histogram.reserve(counts.high >= counts.low ? static_cast<size_t>(counts.high - counts.low) + 1 : 0);
   if (counts.zeros != padded - n) {  // zeros, subnormals
+    // Subnormals have no exponent field; their exponent is that of the leading bit.
     uint16_t subnormal[Bits::kMantissaBits] = {};
     for (size_t i = 0; i < n; ++i) {
       const uint32_t mantissa = Bits::MantissaOf(values[i]);
@@ -134,6 +140,7 @@ void SampleGroups(const Layout& layout, const Kernel& kernel, int64_t first_row,
     }
     for (int bit = 0; bit < Bits::kMantissaBits; ++bit) {
       if (subnormal[bit] == 0) continue;
+      // Bit `bit` of the mantissa is worth 2^(1 - bias - kMantissaBits + bit).
       const int exponent = 1 - Bits::kExponentBias - Bits::kMantissaBits + bit;
       stats->histogram.push_back({static_cast<int16_t>(exponent), subnormal[bit]});
     }

@@ -22,6 +22,7 @@ Status CheckView(const TensorView& view, int64_t* n_elements) {
   bool empty = false;
   for (int64_t size : view.shape) {
     if (size < 0) return Status::Usage("measure: negative size " + std::to_string(size));
+    // An empty tensor may have any other extents: their product is not formed.
     if (size == 0) {
       empty = true;
     } else if (__builtin_mul_overflow(total, size, &total)) {
@@ -53,6 +54,7 @@ void MergeAxes(const TensorView& view, int row_axis, std::vector<Layout::Axis>* 
 void CopyElements(const uint8_t* data, int64_t from, int64_t stride, int64_t n, int bits, uint8_t* out, int64_t at) {
   if (bits == 4) {
     for (int64_t k = 0; k < n; ++k) {
+      // Two elements to a byte, the even one in the low nibble; a gathered run may begin at either.
       const int64_t src = from + k * stride;
       const int nibble = data[src >> 1] >> ((src & 1) * 4) & 0xf;
       const int64_t dst = at + k;
@@ -69,6 +71,7 @@ void CopyElements(const uint8_t* data, int64_t from, int64_t stride, int64_t n, 
   for (int64_t k = 0; k < n; ++k) {
     const uint8_t* src = data + (from + k * stride) * bytes;
     uint8_t* dst = out + (at + k) * bytes;
+    // Sizes that the compiler knows become plain moves; a memcpy of a variable size would be a call for each element.
     switch (bytes) {
       case 1:
         *dst = *src;
@@ -148,6 +151,7 @@ const uint8_t* Fetch(const Layout& layout, int64_t row, int64_t col, int64_t wan
   const uint8_t* data = static_cast<const uint8_t*>(layout.data);
   const int bits = BitsOf(layout.dtype);
   const int64_t row_offset = layout.offset_elems + row * layout.row_stride;
+  // Kernels read e2m1 from a byte's low nibble; an odd start has to be shifted by copying.
   if (layout.contiguous && (bits != 4 || (row_offset + col) % 2 == 0)) {
     *n = want;
     return data + (row_offset + col) * bits / 8;
@@ -174,12 +178,14 @@ const uint8_t* Fetch(const Layout& layout, int64_t row, int64_t col, int64_t wan
       *n = want;
       return data + at * bits / 8;
     }
+    // Whole groups alone: the rest of the run joins the next in the stage.
     if (inner.size >= kShortRun && along >= kLanes) {
       *n = along / kLanes * kLanes;
       return data + at * bits / 8;
     }
   }
   const int64_t take = std::min(want, kStageElements);
+  // Whole groups again, so that the caller's next piece begins with a group.
   *n = take < kLanes ? take : take / kLanes * kLanes;
   for (int64_t done = 0; done < *n;) {
     const int64_t run = std::min(along, *n - done);

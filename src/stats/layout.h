@@ -13,6 +13,7 @@
 
 namespace assay {
 
+// Borrows the view's memory and must not outlive it. All extents, offsets and strides are in elements.
 struct Layout {
   const void* data = nullptr;
   DType dtype = DType::kInvalid;
@@ -38,6 +39,8 @@ struct Layout {
   bool contiguous = false;  // all columns of a row lie side by side
   std::vector<Axis> axes;   // of the columns, outermost first, neighbours merged where memory allows; sizes > 1
 
+  // Row-major numbers count over the view as it is, row axis in its place: axes before it advance by a whole block of
+  // rows (outer_stride), axes behind it by one.
   IndexMap IndexOfRow(int64_t row) const {
     const uint64_t inner = index_inner;
     const bool row_major = inner >= static_cast<uint64_t>(cols);

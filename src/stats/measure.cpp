@@ -18,6 +18,7 @@ namespace assay {
 namespace {
 
 // Elements of a segment from which on clearing and folding the kernels' matrix pays.
+// The matrix is 16 KiB, all of which is folded at the end.
 constexpr int64_t kMatrixElements = 4096;
 
 // Scratch of one thread: the kernels' matrix, all zero between segments (a flush leaves it so), and the staging buffer.
@@ -61,6 +62,7 @@ struct RowTask {
 };
 
 // Largest number of groups, at most n, from group number `group` on that leaves its upper 32 bits alone.
+// The upper half is part of the salt (hash.h), and one piece has one salt.
 int64_t GroupsUntilWrap(uint64_t group, int64_t n) {
   const uint64_t left = (uint64_t{1} << 32) - (group & 0xffffffffu);
   return static_cast<int64_t>(std::min<uint64_t>(static_cast<uint64_t>(n), left));
@@ -104,11 +106,13 @@ void MeasureRow(const RowTask& task, int64_t row, uint64_t t, int64_t col, int64
       piece.head = static_cast<uint32_t>(piece.column / inner % piece.n_heads);
       piece.head_left = static_cast<uint32_t>((inner - piece.column % inner) / kLanes);
     }
+    // Cut groups take the scalar way on every instruction set, so that all give the same bits.
     if (n < kLanes) {
       AddPartialGroup(piece, lane, static_cast<int>(n), task.acc);
     } else {
       task.kernel->add(piece, task.acc);
     }
+    // In a second pass over the piece: only odd head sizes come here.
     if (unaligned_heads) {
       piece.heads = task.heads;
       AddUnalignedHeads(piece, lane, static_cast<uint64_t>(n), static_cast<uint64_t>(layout.head_inner));
@@ -139,6 +143,7 @@ void Finish(const Accumulator& acc, bool digest_split, Stats* stats) {
 }
 
 // Kernels keep partial sums, lane by lane; here they become one number. A row's 16 buckets fold to 4.
+// The order of the sums is fixed (lane 0 first): the same instruction set gives the same bits each time.
 void FinishRow(const Cell& cell, RowCell* out) {
   for (double part : cell.sum_sq) out->sum_sq += part;
   for (uint64_t part : cell.digest) out->digest += part;
@@ -175,6 +180,7 @@ void MeasurePart(const Call& call, const Part& part, Scratch* scratch, Segment* 
   const Layout& layout = *call.layout;
   Accumulator acc;
   const int64_t cols = part.end - part.col;
+  // Written as a division, since the product could overflow.
   if (cols > 0 && part.n_rows >= (kMatrixElements + cols - 1) / cols) acc.matrix = scratch->ZeroMatrix();
   std::vector<Cell> heads(call.options->head_grid ? static_cast<size_t>(layout.n_heads) : 0);
   RowTask task{&layout,         call.kernel, out->request, call.options->sketch, heads.empty() ? nullptr : heads.data(),
@@ -198,6 +204,7 @@ void MeasurePart(const Call& call, const Part& part, Scratch* scratch, Segment* 
 int64_t FloorDivide(int64_t a, int64_t b) { return a / b - (a % b < 0); }
 
 // One segment a stretch of positions between multiples of segment_rows.
+// Checks the runs too: they come from the host, and kernels read what they name.
 Status PlanSegments(const Layout& layout, const LogicalLayout& logical, std::vector<Segment>* out) {
   if (logical.segment_rows <= 0) {
     return Status::Usage("measure: segment_rows must be positive, not " + std::to_string(logical.segment_rows));
@@ -256,6 +263,7 @@ std::vector<PartResult> CutParts(const Layout& layout, const std::vector<Part>& 
     for (int64_t col = whole.col; col < whole.end;) {
       // Ends of pieces are ends of groups, or digests would not add up.
       const int64_t left = whole.end - col;
+      // Pulled back to the last whole group at or before the target.
       const int64_t end = left <= target ? whole.end : col + target - (layout.col_offset + col + target) % kLanes;
       out.push_back({s, {whole.first_row, whole.n_rows, whole.first_t, col, end}, {}});
       col = end;
@@ -308,6 +316,7 @@ void* Work(void* argument) {
 void MeasureWithThreads(const Call& call, const std::vector<Part>& wholes, int64_t n_elements,
                         std::vector<Segment>* segments) {
   const int threads = std::min(call.options->threads, 256);
+  // Four parts to a thread: a slow core then holds the others up by a fraction of a part's time.
   std::vector<PartResult> parts =
       CutParts(*call.layout, wholes, std::max(kPartElements, n_elements / (4 * int64_t{threads})));
   for (PartResult& part : parts) part.result.request = (*segments)[part.segment].request;
@@ -315,6 +324,7 @@ void MeasureWithThreads(const Call& call, const std::vector<Part>& wholes, int64
   std::vector<pthread_t> others;
   for (int k = 1; k < threads && static_cast<size_t>(k) < parts.size(); ++k) {
     pthread_t thread;
+    // pthreads rather than std::thread, which throws where there are no more threads.
     if (pthread_create(&thread, nullptr, Work, &crew) != 0) break;  // no more to be had: fewer do it too
     others.push_back(thread);
   }
@@ -355,6 +365,7 @@ Status Measure(const TensorView& view, const LogicalLayout& logical, const Measu
   const Call call{&layout, &kernel, &options, has_rows && options.row_grid};
   int64_t n_elements = 0;
   for (const Part& whole : wholes) n_elements += whole.n_rows * layout.cols;
+  // With fewer elements than two parts, one thread would do all of it anyway.
   if (options.threads > 1 && n_elements >= 2 * kPartElements) {
     MeasureWithThreads(call, wholes, n_elements, &segments);
   } else {

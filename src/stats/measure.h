@@ -34,9 +34,11 @@ struct LogicalLayout {
   int64_t col_offset = 0;        // first logical column of this shard
   int64_t row_offset = 0;        // without token rows: logical row of the view's row 0
   int head_axis = -1;            // axis of the heads, for the head grid; -1: none
+  // Positions to a segment, > 0: finer segments localise better, and each is a record in the trace.
   int64_t segment_rows = 64;
 };
 
+// Numbers are part of no format; names are values of ASSAY_ISA.
 enum class Isa : uint8_t { kAuto = 0, kPortable = 1, kAvx2 = 2, kAvx512 = 3 };
 
 struct MeasureOptions {

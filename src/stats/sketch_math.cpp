@@ -59,6 +59,7 @@ double CosineFromSketches(std::span<const double> a, std::span<const double> b, 
   const double norm_b = SquareRoot(sum_sq_b);
   const double distance = SketchDistance(a, b);
   // ||a - b||^2 = (|a| - |b|)^2 + 2 |a||b| (1 - cos)
+  // The difference of squares as a product, so that near equality nothing cancels: the error of 1 - cos is relative.
   const double rest = (distance - (norm_a - norm_b)) * (distance + (norm_a - norm_b));
   const double cosine = 1 - rest / (2 * norm_a * norm_b);
   return cosine < -1 ? -1 : cosine > 1 ? 1 : cosine;

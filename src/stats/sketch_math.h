@@ -23,6 +23,7 @@ double RelativeL2(std::span<const double> a, std::span<const double> b, double s
 // 0 if one is. Near 1 it is far sharper than the inner product of the sketches: its error shrinks with the distance.
 double CosineFromSketches(std::span<const double> a, std::span<const double> b, double sum_sq_a, double sum_sq_b);
 
+// Sketches of equal sizes; of unequal ones only the common buckets are added.
 void AddSketch(std::span<const double> from, std::span<double> to);
 
 // Adds `from` to *to: chunks of a sequence, shards of a row, requests of a batch. Counts, sums, sketch and digest add;

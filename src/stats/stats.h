@@ -9,6 +9,8 @@
 
 namespace assay {
 
+// Buckets of the sketches of a segment, a row and a head: with k of them the estimated norm has a standard deviation of
+// about 1/sqrt(2 k), for 4 k bytes as float32 in the trace.
 inline constexpr int kSketchSize = 64;
 inline constexpr int kRowSketchSize = 4;
 inline constexpr int kHeadSketchSize = 16;
@@ -42,6 +44,8 @@ struct Stats {
   uint64_t nonfinite() const { return nan + pos_inf + neg_inf; }
 };
 
+// One row of a segment; kept for each row of the batch, so it is small. sum_sq covers the finite elements; digest is 0
+// without a sketch.
 struct RowCell {
   double sum_sq = 0;
   std::array<double, kRowSketchSize> sketch{};  // the segment's sketch folded to 4 buckets, this row alone
@@ -49,13 +53,16 @@ struct RowCell {
   uint32_t nonfinite = 0;
 };
 
+// One head over all rows of a segment. The sketch is the segment's folded to 16 buckets, this head alone.
 struct HeadCell {
   double sum_sq = 0;
   std::array<double, kHeadSketchSize> sketch{};
   uint32_t nonfinite = 0;
 };
 
-// One request, positions [first_position, first_position + n_rows), never across a multiple of segment_rows.
+// Rows that belong together: one request, positions [first_position, first_position + n_rows), never across a multiple
+// of segment_rows, so that chunks of any size give the same segments but for the first and the last.
+//
 // Tensors without token rows are one segment: request 0, first_position 0, n_rows 0.
 struct Segment {
   uint64_t request = 0;
