@@ -14,6 +14,7 @@
 namespace assay {
 
 // What a source consists of while it is put together.
+// Owned by the source that is being made; `weights` borrow its mapped bytes.
 struct Assembly {
   std::map<std::string, WeightPtr> weights;  // by logical name, "model.layers.0.self_attn.o_proj.weight"
   std::vector<WeightProblem> problems;       // tensors that are there and cannot be decoded, with the reason
@@ -42,6 +43,7 @@ QuantSettings ReadQuantSettings(const Json& config);
 void AssembleSafetensors(const std::vector<CheckpointTensor>& tensors, const QuantSettings& settings, Assembly* out);
 
 // GGUF: tensors as CheckpointTensor (logical shape, dtype unset), types beside them.
+// What the assembler needs of the metadata. Counts of 0: the file does not say.
 struct GgufParts {
   std::string architecture;
   int64_t n_heads = 0, n_kv_heads = 0;

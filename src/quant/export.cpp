@@ -21,6 +21,7 @@ Status ExportDecoded(const WeightSource& source, const std::string& pattern, uin
                          " MiB, above the limit of " + std::to_string(limit_bytes >> 20) +
                          " MiB; choose fewer by a pattern");
   }
+  // One buffer for all: the tensors written below point into it.
   std::vector<float> values(total / sizeof(float));
   std::vector<CheckpointTensor> tensors;
   float* at = values.data();

@@ -19,6 +19,7 @@ struct GgmlBlock {
   float minimum[16];
 };
 
+// One entry a type, static. id is ggml's number (enum ggml_type), block_elems a multiple of `group`.
 struct GgmlFormat {
   uint32_t id;
   int block_elems;
@@ -37,6 +38,8 @@ const GgmlFormat* FindGgmlFormat(uint32_t id);
 inline constexpr int8_t kIq4Grid[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
 // One file a family of formats.
+// Each reads one block (its layout stands at the definition) and fills code for block_elems elements, scale for
+// block_elems / group groups, and minimum where has_minimum is set.
 void UnpackQ4_0(const uint8_t* bytes, GgmlBlock* block);
 void UnpackQ4_1(const uint8_t* bytes, GgmlBlock* block);
 void UnpackQ5_0(const uint8_t* bytes, GgmlBlock* block);

@@ -34,6 +34,7 @@ void UnpackIq4Xs(const uint8_t* bytes, GgmlBlock* block) {
 }
 
 void UnpackMxfp4(const uint8_t* bytes, GgmlBlock* block) {  // exponent, 16 bytes
+  // Exact: halving a power of two only changes its exponent, and the smallest one becomes a smaller subnormal.
   block->scale[0] = E8m0ToFloat(bytes[0]) * 0.5f;
   Look(bytes + 1, 16, kE2m1Doubled, block->code);
 }

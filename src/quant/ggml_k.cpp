@@ -52,6 +52,8 @@ void UnpackQ3K(const uint8_t* bytes, GgmlBlock* block) {
   const uint8_t *codes = bytes + 32, *packed = bytes + 96;
   const float d = HalfAt(bytes + 108);
   for (int g = 0; g < 16; ++g) {
+    // Scales are six bits wide and lie 32 above their value: low nibbles in eight bytes, two high bits each in the last
+    // four.
     const int low = g < 8 ? packed[g] & 15 : packed[g - 8] >> 4;
     const int high = packed[8 + (g & 3)] >> (2 * (g >> 2)) & 3;
     block->scale[g] = d * static_cast<float>((low | high << 4) - 32);

@@ -117,6 +117,7 @@ class RowView final : public DecodedWeight<RowView> {
     for (int64_t i = 0; i < count;) {  // runs of consecutive rows at once
       const int64_t start = order_[static_cast<size_t>(first + i)];
       int64_t run = 1;
+      // An expert's rows and most others lie in the file's order: they are decoded at once.
       while (i + run < count && order_[static_cast<size_t>(first + i + run)] == start + run) ++run;
       base_->Decode(start, run, out + i * cols());
       i += run;
