@@ -21,6 +21,9 @@ class Finding:
     ``request`` is a key; ``positions`` are inclusive ranges of token positions; ``heads`` is empty for all heads or
     when they are not known; ``measured`` and ``bound`` are relative L2 differences; ``cls`` is a class of the case bank
     or "UNKNOWN"; ``constant`` is a fitted constant with its meaning, or empty; ``confidence`` is 0 to 1.
+
+    ``layer`` and ``step`` are -1 when they do not apply; ``method`` says how the class was found, ``evidence``
+    has a line each. Fields as in docs/json.md, assay.diff/1.
     """
 
     name: str
@@ -43,7 +46,11 @@ class Finding:
 @dataclass(frozen=True)
 class Coverage:
     """How much of both traces was compared; ``share`` is of the common sites. Rows set aside depend on a near tie or lie
-    behind a differing token."""
+    behind a differing token.
+
+    ``rows_only_a`` and ``rows_only_b``: (request, position) pairs that one trace alone has; ``only_a`` and ``only_b``:
+    site names; ``notes``: what could not be compared, and why.
+    """
 
     sites_a: int
     sites_b: int
@@ -61,7 +68,11 @@ class Coverage:
 
 @dataclass(frozen=True)
 class NearTie:
-    """A discrete choice that fell differently within the bound. ``margin`` is None when it was not recorded."""
+    """A discrete choice that fell differently within the bound. ``margin`` is None when it was not recorded.
+
+    ``margin`` is the mean of both sides' gaps between the scores that changed places, in their own unit; ``bound`` is
+    what a right run may close.
+    """
 
     name: str
     request: int
@@ -72,7 +83,12 @@ class NearTie:
 
 @dataclass(frozen=True)
 class SiteComparison:
-    """The worst row of one site. ``cosine`` and ``max_abs`` are None when they are not known."""
+    """The worst row of one site. ``cosine`` and ``max_abs`` are None when they are not known.
+
+    The row is the one whose difference is largest against its bound. ``rel_l2``: distance over the norm of the
+    reference; ``rel_l2_in``: the same of its inputs; ``bound``: what noise may reach. ``rows_set_aside`` are not in
+    ``rows_bad``.
+    """
 
     name: str
     rows: int
@@ -106,6 +122,7 @@ class DiffResult:
         return self.findings[0] if self.findings else None
 
 
+# Keys are unsigned 64 bits wide, which many JSON readers cannot hold: they are hexadecimal text there.
 def _key(value: str | int) -> int:
     return value if isinstance(value, int) else int(value, 16)
 
@@ -184,6 +201,7 @@ def diff(
     Raises BadInputError when a trace cannot be read, UsageError for a wrong tolerance. Traces that have nothing in
     common are no error: the verdict is "incomparable".
     """
+    # The readers have to live until the library returns: it borrows their mapped files.
     readers = [t if isinstance(t, Events) else Events(t) for t in (a, b)]
     text, exit_code = c_void_p(), c_int32()
     error = _library.CError()

@@ -26,6 +26,7 @@ DTYPES: dict[str, tuple[int, int]] = {
     "u8": (23, 8),
     "bool": (24, 8),
 }
+# The numbers are those of ASSAY_DTYPE_* in assay.h and of the file format: never renumbered.
 BITS = {number: bits for number, bits in DTYPES.values()}
 NAMES = {number: name for name, (number, _) in DTYPES.items()}
 
@@ -77,13 +78,18 @@ DLPACK: dict[tuple[int, int], str] = {
 
 # Format of the buffer protocol (native sizes) -> name
 BUFFER: dict[str, str] = {"d": "f64", "f": "f32", "e": "f16", "q": "i64", "Q": "u64", "i": "i32", "I": "u32"}
+# Native "l" and "L" are 64 bits wide where assay runs (LP64); _from_buffer holds the item size against it.
 BUFFER |= {"l": "i64", "L": "u64", "h": "i16", "H": "u16", "b": "i8", "B": "u8", "c": "u8", "?": "bool"}
 
+# Numbers of ASSAY_PHASE_*.
 PHASES = {"unknown": 0, "prefill": 1, "decode": 2, "mixed": 3, "warmup": 4, "dummy": 5, "capture": 6, "load": 7}
 
 
 def dtype_number(dtype: object) -> int:
-    """The number of "bf16", "bfloat16", torch.bfloat16 or numpy.dtype("float32")."""
+    """The number of "bf16", "bfloat16", torch.bfloat16 or numpy.dtype("float32").
+
+    UsageError for a name that is none of these, with the names that are.
+    """
     text = str(dtype).removeprefix("torch.")
     text = ALIASES.get(text, text)
     if text not in DTYPES:
@@ -92,7 +98,10 @@ def dtype_number(dtype: object) -> int:
 
 
 def phase_number(phase: str | int) -> int:
-    """The number of "decode" and so on."""
+    """The number of "decode" and so on.
+
+    A number is passed on as it is: the library refuses one that is none. UsageError for an unknown name.
+    """
     if isinstance(phase, int):
         return phase
     if phase not in PHASES:

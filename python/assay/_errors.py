@@ -33,6 +33,7 @@ class InternalError(Error):
     code = 5
 
 
+# The codes of base/status.h; an unknown one is a fault of assay.
 _BY_CODE: dict[int, type[Error]] = {2: UsageError, 3: BadInputError, 4: MachineError, 5: InternalError}
 
 

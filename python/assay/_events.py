@@ -21,6 +21,11 @@ class Segment:
 
     Non-finite elements are counted and enter ``sum`` and ``sum_sq`` as 0; min, max and abs_max are of the finite
     elements, NaN when there is none. ``row_l2`` and ``head_l2``: norms of each row and each local head, or empty.
+
+    ``first_position`` counts tokens of the request from 0, ``first_row`` rows of the tensor; ``padding``: rows of no
+    request. ``abs_max_index`` is the row-major number of the element in the view; ``digest`` is a hash of the bits at
+    their positions in the request, and adds up over segments unless ``digest_split``. What is exact and what is
+    bounded: docs/numerics.md.
     """
 
     request: int
@@ -47,12 +52,20 @@ class Segment:
 
     @property
     def nonfinite(self) -> int:
+        """NaN and infinities."""
         return self.nan + self.pos_inf + self.neg_inf
 
 
 @dataclass(frozen=True)
 class Event:
-    """One observation of one tensor. Fields as in docs/fields.md; ``strides`` and ``storage_offset`` in elements."""
+    """One observation of one tensor. Fields as in docs/fields.md; ``strides`` and ``storage_offset`` in elements.
+
+    ``number`` counts in the whole trace, ``sequence`` in its process. ``row_axis`` and ``head_axis`` are -1 without
+    one, ``step`` too when it was not said. ``dtype`` is how the elements were stored, ``compute_dtype`` the coarsest
+    rounding they have been through (empty: not said). ``base_address`` is of the storage in the traced process. The
+    shard_* fields say which columns of the whole row are here. ``payload_rows`` is empty when all rows were stored.
+    Equality leaves out the reader that the event came from.
+    """
 
     number: int
     file: str
@@ -114,6 +127,7 @@ class Event:
             return numpy.frombuffer(data, numpy.uint8)
         shape = list(self.shape)
         if self.payload_rows:
+            # Sampled tensors without token rows are cut along axis 0.
             shape[max(self.row_axis, 0)] = len(self.payload_rows)
         name = {short: long for long, short in ALIASES.items()}[self.dtype]
         try:
@@ -129,6 +143,9 @@ class Event:
 
 @dataclass(frozen=True)
 class Site:
+    """One place in a model where a tensor is observed: the canonical ``name`` (`assay sites` lists them), the
+    engine's own, and axes such as "T H d".
+    """
     name: str
     engine_name: str
     axes: str
@@ -136,7 +153,11 @@ class Site:
 
 @dataclass(frozen=True)
 class Request:
-    """A request as one process saw it. ``tokens`` is empty unless token ids were stored."""
+    """A request as one process saw it. ``tokens`` is empty unless token ids were stored.
+
+    ``key`` is request_key() of its prompt, equal in every engine; ``ordinal`` counts equal prompts of a run;
+    ``engine_id`` is the engine's own name for it. ``prompt_tokens`` is a number of tokens.
+    """
 
     key: int
     prompt_tokens: int
@@ -147,7 +168,11 @@ class Request:
 
 @dataclass(frozen=True)
 class CoverageNote:
-    """What the trace cannot show: a site or pattern, why, how often."""
+    """What the trace cannot show: a site or pattern, why, how often.
+
+    ``count`` is 0 where nothing is counted; ``reason`` is one of a few short phrases ("not found", "dropped"),
+    ``detail`` is free text.
+    """
 
     site: str
     reason: str
@@ -157,7 +182,11 @@ class CoverageNote:
 
 @dataclass(frozen=True)
 class Process:
-    """One traced process. ``closed`` is False when it was killed, or still runs."""
+    """One traced process. ``closed`` is False when it was killed, or still runs.
+
+    ``start_time_ns`` is of the recording, since 1970 by the host's clock; ``dropped`` counts observations that did not
+    reach the file; ``sites`` in the order in which they were announced.
+    """
 
     file: str
     host: str
@@ -177,7 +206,10 @@ class Process:
 
 @dataclass(frozen=True)
 class Damage:
-    """Bytes of a trace file that were skipped; benign: a torn tail, or a record of a newer minor version."""
+    """Bytes of a trace file that were skipped; benign: a torn tail, or a record of a newer minor version.
+
+    ``offset`` and ``size_bytes`` are in bytes of ``file``.
+    """
 
     file: str
     offset: int
@@ -186,6 +218,7 @@ class Damage:
     benign: bool
 
 
+# JSON has no such numbers; the library writes them as text.
 _NONFINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
@@ -194,7 +227,10 @@ def _number(value: float | str) -> float:
 
 
 class _Reader:
-    """Owns an assay_reader."""
+    """Owns an assay_reader.
+
+    Closed when the last Events, Event and memoryview that hold it are gone.
+    """
 
     def __init__(self, path: str) -> None:
         self.handle = c_void_p()
@@ -207,6 +243,7 @@ class _Reader:
             _library.offline().assay_reader_close(self.handle)
 
     def text(self, function: str, *arguments: Any) -> Any:
+        """What a function of the offline library describes as JSON; its text is freed."""
         text = c_void_p()
         error = _library.CError()
         code = getattr(_library.offline(), function)(self.handle, *arguments, byref(text), byref(error))
@@ -223,6 +260,9 @@ class Events:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Reads the processes and an index of the events; events and payloads are read when asked for. Raises as
+        open() does.
+        """
         self._reader = _Reader(os.fspath(path))
         about = self._reader.text("assay_reader_describe")
         self.path: str = about["path"]
@@ -263,6 +303,7 @@ class Events:
         return Event(number=number, _events=self, **raw)
 
     def _payload(self, number: int) -> memoryview | None:
+        """The view keeps the reader, and so the mapped file, alive."""
         data, size = c_void_p(), c_uint64()
         error = _library.CError()
         code = _library.offline().assay_reader_payload(
@@ -282,6 +323,7 @@ class Events:
         code = _library.offline().assay_reader_stream(self._reader.handle, byref(stream), byref(error))
         _library.check(code, error)
         address = ctypes.addressof(stream)
+        # ctypes owns the memory of the struct: it has to stay until the capsule is destroyed.
         _streams[address] = stream
         return _new_capsule(address, _STREAM_NAME, _release_capsule)
 
@@ -289,6 +331,7 @@ class Events:
         return f"<assay.Events {self.path!r}: {self._count} events of {len(self.processes)} process(es)>"
 
 
+# JSON gives lists and text for what does not fit; dataclasses hold tuples and floats.
 def _segment(raw: dict[str, Any]) -> Segment:
     for key in ("min", "max", "abs_max", "sum", "sum_sq"):
         raw[key] = _number(raw[key])

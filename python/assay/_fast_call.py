@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 from . import _library
 
 Record = Callable[..., Any]
-"""(address of a CSite, tensor, address of CRows or 0), or with 0 and the address of a CStep or 0 at the end: True when recorded, None when the site's result and error say why
-not, False when nothing was done: it is not a tensor that the site takes."""
+"""(address of a CSite, tensor, address of CRows or 0), or with 0 and the address of a CStep or 0 at the end: True when
+recorded, None when the site's result and error say why not, False when nothing was done: it is not a tensor that the site
+takes."""
 
 Leave = Callable[[int, Any, Any], bool]
 """(number in the table of modules, module, result): True when the result's tensors were given to their sites, False when
@@ -25,6 +26,7 @@ nothing was done."""
 
 
 class Functions(NamedTuple):
+    """Built-in functions, and the type that they were made for."""
     record: Record
     leave: Leave
     type: type[Any]  # of the tensors that they take; no subclass
@@ -46,6 +48,7 @@ LARGEST = 32768
 
 
 class CRows(ctypes.Structure):
+    """PythonRows of src/runtime/python_call.h: the rows of a step."""
     _fields_ = [
         ("runs", POINTER(_library.CRowRun)),
         ("n_runs", c_uint64),
@@ -56,6 +59,7 @@ class CRows(ctypes.Structure):
 
 
 class CSite(ctypes.Structure):
+    """PythonSite: one site, and the layout that it takes (shape NULL: any)."""
     _fields_ = [
         ("trace", c_void_p),
         ("event", POINTER(_library.CEvent)),
@@ -72,18 +76,22 @@ class CSite(ctypes.Structure):
 
 
 class CStep(ctypes.Structure):
+    """PythonStep: rows for tensors whose axis 0 has n_rows, and rest for others."""
     _fields_ = [("n_rows", c_int64), ("rows", c_void_p), ("rest", c_void_p)]
 
 
 class CNow(ctypes.Structure):
+    """PythonNow: what all observed modules share; busy is the address of a list."""
     _fields_ = [("on", c_uint64), ("step", c_void_p), ("busy", c_void_p)]
 
 
 class CPart(ctypes.Structure):
+    """PythonPart: one member of a module's result."""
     _fields_ = [("key", c_void_p), ("type", c_void_p), ("site", c_void_p)]
 
 
 class CModule(ctypes.Structure):
+    """PythonModule: a module whose results all look alike."""
     _fields_ = [
         ("module", c_void_p),
         ("result_type", c_void_p),
@@ -95,6 +103,7 @@ class CModule(ctypes.Structure):
     ]
 
 
+# Members of PythonFunctions by the function of Python's C API that fills them; all are in the stable ABI.
 _PYTHON = {
     "clear_error": "PyErr_Clear",
     "number": "PyLong_AsLongLong",
@@ -141,6 +150,7 @@ class Nothing:
 
 
 def never(site: int, tensor: Any, rows: int, step: int = 0) -> bool:
+    """Stands in for the built-in function where there is none."""
     return False
 
 
@@ -156,6 +166,10 @@ def _address(function: str) -> int | None:
 
 
 def _make(tensor_type: type[Any]) -> Functions | None:
+    # Addresses of objects, and the lock that guards them, are CPython's alone.
+    """None where the functions cannot be used. Objects of Python are handed over by their address (id), which is
+    what CPython's C API takes.
+    """
     if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():
         return None
     capsule = getattr(tensor_type, "__dlpack_c_exchange_api__", None)
@@ -195,7 +209,10 @@ def _make(tensor_type: type[Any]) -> Functions | None:
 
 
 def functions() -> Functions | None:
-    """None where there are none: torch is not imported yet, or is older than 2.10; a Python without its lock."""
+    """None where there are none: torch is not imported yet, or is older than 2.10; a Python without its lock.
+
+    Looked for once torch is imported; the outcome then holds for the process.
+    """
     global _made, _looked
     if not _looked:
         with _lock:
@@ -206,13 +223,19 @@ def functions() -> Functions | None:
 
 
 class ModuleTable:
-    """The modules that assay_python_leave finds by number; one a process."""
+    """The modules that assay_python_leave finds by number; one a process.
+
+    Python's lock guards it: C reads it with the lock held.
+    """
 
     def __init__(self) -> None:
         self._table: Any = (c_void_p * 0)()
 
     def set(self, number: int, module: CModule | None) -> None:
-        """The module has to be kept alive until its place is given to another."""
+        """The module has to be kept alive until its place is given to another.
+
+        A table that is too short is replaced by one of twice the length; C is told before the old one goes.
+        """
         if number >= len(self._table):
             if module is None:
                 return

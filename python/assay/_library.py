@@ -26,7 +26,11 @@ class CPair(ctypes.Structure):
 
 
 class CRowRun(ctypes.Structure):
-    """assay_row_run: consecutive rows of one request at consecutive positions, or of padding."""
+    """assay_row_run: consecutive rows of one request at consecutive positions, or of padding.
+
+    Rows [first_row, first_row + n_rows) along the row axis; padding 1: rows of no request, whose positions do not
+    count.
+    """
 
     _fields_ = [
         ("request", c_uint64),
@@ -39,7 +43,11 @@ class CRowRun(ctypes.Structure):
 
 
 class COptions(ctypes.Structure):
-    """assay_options. struct_size tells the library which version of the struct its caller knows."""
+    """assay_options. struct_size tells the library which version of the struct its caller knows.
+
+    Settings are "NAME=value" texts, which win over the environment. rank -1 and world_size 0: not said. Copied by the
+    library.
+    """
 
     _fields_ = [
         ("struct_size", c_uint64),
@@ -63,7 +71,10 @@ class CSiteInfo(ctypes.Structure):
 
 
 class CEvent(ctypes.Structure):
-    """assay_event: one observation. What it points at must live until assay_record returns."""
+    """assay_event: one observation. What it points at must live until assay_record returns.
+
+    Extents and strides are in elements, positions in tokens; BLANK_EVENT has the values of "not said".
+    """
 
     _fields_ = [
         ("struct_size", c_uint64),
@@ -116,7 +127,10 @@ class CRequest(ctypes.Structure):
 
 
 class CDropCounts(ctypes.Structure):
-    """assay_drop_counts: observations that were not recorded, by reason, and those that were."""
+    """assay_drop_counts: observations that were not recorded, by reason, and those that were.
+
+    All are counts of observations.
+    """
 
     _fields_ = [
         ("struct_size", c_uint64),
@@ -142,6 +156,7 @@ BLANK_EVENT = CEvent(
 
 _ERROR = POINTER(CError)
 _TRACE = c_void_p
+# Result and arguments of each function: without them ctypes would cut pointers to 32 bits.
 _HOST_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "assay_version": (c_char_p, []),
     "assay_abi_version": (c_uint32, []),
@@ -213,12 +228,16 @@ def _load(file: str, functions: dict[str, tuple[Any, list[Any]]]) -> ctypes.CDLL
     )
 
 
+# Loaded at first use: `import assay` must not fail where the library is not built yet.
 _host: ctypes.CDLL | None = None
 _offline: ctypes.CDLL | None = None
 
 
 def host() -> ctypes.CDLL:
-    """libassay.so, loaded at the first use."""
+    """libassay.so, loaded at the first use.
+
+    Raises MachineError when it cannot be found or loaded, InternalError when it is older than this package.
+    """
     global _host
     if _host is None:
         library = _load("libassay.so", _HOST_FUNCTIONS)
@@ -229,7 +248,10 @@ def host() -> ctypes.CDLL:
 
 
 def offline() -> ctypes.CDLL:
-    """libassay_offline.so, loaded at the first use."""
+    """libassay_offline.so, loaded at the first use.
+
+    Apart from libassay.so, since it needs more than libc, and hosts that only record never load it.
+    """
     global _offline
     if _offline is None:
         _offline = _load("libassay_offline.so", _OFFLINE_FUNCTIONS)
@@ -243,7 +265,10 @@ def check(code: int, error: CError) -> None:
 
 
 def c_text(what: str, text: str) -> bytes:
-    """UTF-8 for C, which would cut the text at a NUL in silence."""
+    """UTF-8 for C, which would cut the text at a NUL in silence.
+
+    ``what`` names the argument in the message. Raises UsageError.
+    """
     if not isinstance(text, str):
         raise UsageError(f"{what} is {text!r}; expected text")
     try:

@@ -19,12 +19,18 @@ from ._errors import UsageError
 from ._tensor import on_device, torch_dtype_number
 from ._trace import Run, Trace
 
+# Shape or strides in elements.
 Extents = tuple[int, ...]
+# (shape, strides) of a tensor -> those to record: a view of the same elements.
 Fold = Callable[[Extents, Extents], tuple[Extents, Extents]]
 
 
 class Rows:
-    """Whose the rows of a tensor are, with the step and phase they belong to; shared by all tensors of a step."""
+    """Whose the rows of a tensor are, with the step and phase they belong to; shared by all tensors of a step.
+
+    Immutable once made: the built-in function reads it by its address, from any thread that holds Python's lock. Keep
+    it as long as tensors of the step may be recorded.
+    """
 
     __slots__ = ("address", "array", "c", "count", "n_rows", "runs", "step", "phase", "compute_dtype")
 
@@ -73,6 +79,9 @@ class PreparedSite:
 
     ``type``, ``fast``, ``address``: tensors of this very type can be given to fast(address, tensor, rows) of
     _fast_call.py.
+
+    A call that the built-in function does not take (another type, too large, on a device) goes the long way in Python;
+    both write the same event.
     """
 
     __slots__ = (
@@ -117,6 +126,7 @@ class PreparedSite:
         """Goes on in another trace: a forked child opens one of its own."""
         self._trace = trace
         self.number: int = trace._add_site(self.name, self._engine_name, self._axes)
+        # By thread: two threads fill in addresses at the same time, and events are read without Python's lock.
         self._layouts: dict[int, _Layout] = {}
         self._site = _fast_call.CSite(trace=addressof(trace._live), row_axis=self._row_axis)
         self.address = addressof(self._site)
@@ -214,6 +224,7 @@ class PreparedSite:
                 layout.dtype = tensor.dtype
             shape = tensor.shape
             if shape != layout.shape or tensor.stride() != layout.strides:
+                # Until all of it fits again: the fold may raise in between.
                 layout.shape = None
                 layout.seen = layout.learned = False
                 strides = tensor.stride()
@@ -235,6 +246,7 @@ class PreparedSite:
             offset = tensor.storage_offset()
             address = tensor.data_ptr()
             event.data, event.offset = (address - offset * layout.bytes, offset) if address else (None, 0)
+            # Return codes of assay.h: 0 recorded or left out, 4 dropped, others are errors with a text.
             code = trace._record(trace._handle, event, layout.error)
             if code == 0:
                 if not layout.learned and layout.seen:

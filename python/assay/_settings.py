@@ -9,6 +9,7 @@ from ctypes import byref, c_uint64
 
 from . import _library
 
+# ASSAY_OPEN_NO_ENVIRONMENT of assay.h.
 NO_ENVIRONMENT = 1
 
 # A setting's value: text in the grammar of docs/settings.md, a number, on or off, a path, or a list joined by commas.
@@ -16,7 +17,10 @@ Value = str | int | bool | os.PathLike[str] | Sequence[str | int]
 
 
 def assignments(knobs: dict[str, Value | None]) -> list[str]:
-    """{"level": "payload"} -> ["ASSAY_LEVEL=payload"]; None leaves a setting out. profile is the variable ASSAY."""
+    """{"level": "payload"} -> ["ASSAY_LEVEL=payload"]; None leaves a setting out. profile is the variable ASSAY.
+
+    Values are not checked here: the parser does that, for all languages alike.
+    """
     out = []
     for name, value in knobs.items():
         if value is None:
@@ -47,6 +51,7 @@ def settings(*, environment: bool = True, **knobs: Value | None) -> dict[str, st
     given = assignments(knobs)
     flags = 0 if environment else NO_ENVIRONMENT
     error = _library.CError()
+    # The library says how much it needs; a second round is for lists of hundreds of patterns.
     size = c_uint64(4096)
     while True:
         buffer = ctypes.create_string_buffer(size.value)

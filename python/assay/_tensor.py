@@ -27,8 +27,11 @@ def locate(tensor: Any) -> Where:
 
     Raises UsageError for a tensor on a device, a dtype that assay does not know, or an object that is none of the four
     kinds. Nothing is copied and nothing is changed; requires_grad, views, transposed and broadcast tensors are fine.
+
+    ``shape`` and ``strides`` count elements also for types of four bits.
     """
     kind = type(tensor)
+    # Chosen once a type.
     reader = _READERS.get(kind)
     if reader is None:
         reader = _READERS[kind] = _choose(kind, tensor)
@@ -37,6 +40,7 @@ def locate(tensor: Any) -> Where:
 
 
 def _choose(kind: type, tensor: Any) -> Any:
+    # Never imported here: an object of a library that is not loaded cannot exist.
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(tensor, torch.Tensor):
         return _from_torch
@@ -74,11 +78,13 @@ def _from_torch(tensor: Any) -> Where:
     if number == DTYPES["f4_e2m1"][0]:  # torch counts bytes of two elements
         if not shape or strides[-1] != 1:
             raise UsageError("a float4_e2m1fn_x2 tensor must be contiguous in its last axis")
+        # So shape and strides are doubled to count elements: the last axis in length, the others in stride.
         shape = (*shape[:-1], 2 * shape[-1])
         strides = (*(2 * s for s in strides[:-1]), 1)
         offset *= 2
     if storage == 0 and 0 not in shape:
         raise UsageError(f"a torch tensor without memory ({type(tensor).__name__})")
+    # The storage's address rather than the first element's: events of one buffer share it, whatever view they record.
     return Where(storage, number, shape, strides, offset, tensor)
 
 
@@ -102,6 +108,7 @@ _numpy_dtypes: dict[Any, tuple[int, int]] = {}  # dtype -> number, itemsize
 def _from_numpy(array: Any) -> Where:
     known = _numpy_dtypes.get(array.dtype) or _numpy_dtype(array.dtype)
     number, itemsize = known
+    # One look-up gives address, shape and strides; strides are None for C order.
     interface = array.__array_interface__
     strides = interface["strides"]
     if strides is not None:
@@ -162,6 +169,7 @@ def _from_dlpack(tensor: Any) -> Where:
         device, index = tensor.__dlpack_device__()
         if int(device) not in _CPU_DEVICES:
             raise UsageError(on_device(f"{_DEVICE_NAMES.get(int(device), f'DLPack device {int(device)}')}:{index}"))
+    # The capsule is kept unconsumed: its destructor gives the tensor back when the view is no longer needed.
     capsule = tensor.__dlpack__()
     t = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
     if t.device_type not in _CPU_DEVICES:
@@ -174,6 +182,7 @@ def _from_dlpack(tensor: Any) -> Where:
     number, bits = DTYPES[name]
     shape = tuple(t.shape[: t.ndim]) if t.ndim else ()
     strides = tuple(t.strides[: t.ndim]) if t.strides and t.ndim else None
+    # DLPack does not say where a storage begins, so the view's own start stands for it.
     data = (t.data or 0) + t.byte_offset
     return Where(data, number, shape, strides, 0, (capsule, tensor))
 
@@ -182,6 +191,7 @@ def _from_dlpack(tensor: Any) -> Where:
 
 
 class _PyBuffer(ctypes.Structure):
+    """Py_buffer of CPython; releases the exporter when it goes."""
     _fields_ = [
         ("buf", c_void_p),
         ("obj", c_void_p),

@@ -40,6 +40,8 @@ class Run(NamedTuple):
 
     ``request`` is a key of request_key(), 0 when not known; ``first_row`` counts along the row axis;
     ``first_position`` counts tokens from 0 at the first prompt token; padding rows belong to no request.
+
+    Rows and positions are 64-bit numbers from 0 on; UsageError where a run reaches outside the tensor.
     """
 
     request: int
@@ -50,7 +52,11 @@ class Run(NamedTuple):
 
 
 class Drops(NamedTuple):
-    """Observations that did not reach the trace, by reason; ``recorded`` for comparison."""
+    """Observations that did not reach the trace, by reason; ``recorded`` for comparison.
+
+    byte_cap: the budget of the trace is used up; disk_full; payload_budget: recorded without its values; internal:
+    what did not fit, and faults.
+    """
 
     byte_cap: int
     disk_full: int
@@ -61,7 +67,10 @@ class Drops(NamedTuple):
 
 def request_key(tokens: Sequence[int] | Any, ordinal: int = 0) -> int:
     """The key of a request: a hash of its prompt's token ids (ints, or an integer array) and its ordinal among equal
-    prompts of the run. Never 0; the same in every engine."""
+    prompts of the run. Never 0; the same in every engine.
+
+    Raises UsageError for a token id of more than 64 bits, TypeError for one that is no integer.
+    """
     array, count, _keep = _integers(tokens, c_int64)
     return int(_library.host().assay_request_key(array, count, ordinal))
 
@@ -99,6 +108,7 @@ def _check_width(field: str, value: Any, low: int, bits: int) -> None:
 
 
 def _read_runs(runs: Sequence[Run | tuple[int, ...]]) -> list[Run]:
+    """Lengths and positions are checked for their width alone: ctypes would cut them in silence."""
     read = [Run(*run) for run in runs]
     for number, run in enumerate(read):
         _check_width(f"runs[{number}].request", run.request, -(1 << 63), 64)
@@ -124,6 +134,7 @@ class Trace:
         environment: bool = True,
         **knobs: Value | None,
     ) -> None:
+        """As trace() says. Raises UsageError and MachineError."""
         if errors not in ("raise", "warn", "count"):
             raise UsageError(f"errors={errors!r}; expected raise, warn or count")
         if path is not None:
@@ -155,6 +166,8 @@ class Trace:
         _library.check(self._library.assay_open(byref(options), byref(self._handle), byref(error)), error)
         # Asked now: close() comes when the environment may be another.
         self._strict = settings(environment=environment, **knobs).get("ASSAY_STRICT") == "on"
+        # The handle points at the flag that says whether anything is wanted: a disarmed trace costs this read and no
+        # call into C.
         self._armed = c_uint32.from_address(self._handle.value or 0)
         self._live = c_void_p(self._handle.value)  # for calls that are not in _calls; NULL before the handle goes
         _open_traces.append(self)
@@ -316,6 +329,7 @@ class Trace:
         return False
 
     def _add_site(self, name: str, engine_name: str | None, axes: str | None) -> int:
+        """The number of the site, from now on or as before."""
         info = _library.CSiteInfo(
             struct_size=ctypes.sizeof(_library.CSiteInfo),
             name=c_text("name", name),
@@ -340,6 +354,9 @@ class Trace:
 
     @staticmethod
     def _rows(event: Any, shape: tuple[int, ...], requests: Any, positions: Any, keep: list[object]) -> None:
+        """Fills in one entry a row. A single key stands for all rows, which are then as many as the positions, or
+        as the row axis (axis 0 unless given) has.
+        """
         count = None
         if positions is not None:
             event.row_positions, count, kept = _integers(positions, c_int64)
@@ -517,12 +534,14 @@ class Trace:
         return f"<assay.Trace {self.path!r} {state}>"
 
 
+# In the order of opening; the last is current().
 _open_traces: list[Trace] = []
 _close_lock = threading.Lock()
 _environment_tried = False
 
 
 def _reinterpreted(own: int, dtype: object) -> int:
+    """The number of the dtype that the caller gives; UsageError when an element would have another size."""
     number = dtype_number(dtype)
     if BITS[number] != BITS[own]:
         raise UsageError(f"dtype={dtype!r} has {BITS[number]} bits, the tensor's {NAMES[own]} has {BITS[own]}")
@@ -570,6 +589,9 @@ def record(name: str, tensor: Any, **fields: Any) -> bool:
 
 
 def _open_from_environment() -> bool:
+    """Tried once a process; False when ASSAY is off. errors="warn": a host that did not ask for it gets no
+    exception.
+    """
     global _environment_tried
     _environment_tried = True
     if os.environ.get("ASSAY", "") in ("", "0", "off"):
@@ -593,6 +615,7 @@ def _close_all() -> None:
 
 
 def _after_fork_in_child() -> None:
+    """A lock that another thread held at the fork would stay locked for ever."""
     global _close_lock
     _close_lock = threading.Lock()
     for open_trace in _open_traces:
