@@ -32,6 +32,7 @@ TEST(SpreadAbove, FewerThanPOfRandomSketchesExceedIt) {
   EXPECT_NEAR(above, kTrials * 1e-3, 5 * std::sqrt(kTrials * 1e-3));
 }
 
+// u of the result, and sqrt(n) u of the accumulation, in float32 or finer, added in quadrature; integers have neither.
 TEST(RoundingNoise, AccumulatesInF32AtLeast) {
   EXPECT_DOUBLE_EQ(RoundingNoise(0x1p-8, 1, false, 1e6), 0x1p-8);
   EXPECT_NEAR(RoundingNoise(0x1p-8, 1, true, 1 << 20), std::hypot(0x1p-8, 0x1p-14), 1e-12);
@@ -61,6 +62,7 @@ TEST(AttentionCondition, GrowthOfADifferenceStaysWithinIt) {
       for (double& x : dq) x *= e * std::sqrt(q_sq / dq_sq);
       for (double& x : k) x = normal(random);
       for (double& x : v) x = normal(random);
+      // Softmax of q kᵀ / sqrt(d) over the keys, times v, in double.
       const auto attend = [&](double with) {
         std::vector<double> p(kKeys), out(kDim);
         double top = -1e300, total = 0;
@@ -90,6 +92,8 @@ TEST(AttentionCondition, GrowthOfADifferenceStaysWithinIt) {
   EXPECT_GT(last, kUsual) << "which alone would not do";
 }
 
+// How much the gap between two chosen logits can change when the row moved by a norm: all of it in two columns at
+// worst, the spread of a random row's extremes for many.
 TEST(PairChange, IsAllOfTheNormForFewColumnsAndAPartOfItForMany) {
   EXPECT_DOUBLE_EQ(PairChange(3, 8, 1, 1e-8), 3 * std::sqrt(2.0));
   EXPECT_DOUBLE_EQ(PairChange(3, 1, 1, 1e-8), 3 * std::sqrt(2.0));
@@ -149,6 +153,7 @@ TEST(Tolerance, PatternWithoutASiteIsAUsageError) {
   EXPECT_NE(refused.message().find("layers.*.qq"), std::string::npos);
 }
 
+// A tolerance that parses to something else than was meant would hide faults.
 TEST(Tolerance, NonsenseIsAUsageError) {
   for (const char* text : {"x", "1e-5,", ",", "q:", ":1", "q:nan", "-1", "1e-5 ", "inf"}) {
     auto tolerance = Tolerance::Parse(text);

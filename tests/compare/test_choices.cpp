@@ -25,6 +25,7 @@ struct Scores {
   std::vector<int64_t> tokens;
 };
 
+// Greedy choice of each row, and its margin over the second.
 void Choose(Scores* run) {
   run->tokens.assign(kRows, 0);
   run->margins.assign(kRows, 0);
@@ -111,6 +112,7 @@ TEST_F(ChoiceTest, FlipWithinTheNoiseOfTheScoresIsANearTie) {
   EXPECT_GT(r.near_ties[0].bound, r.near_ties[0].margin);
 }
 
+// The scores agree to 0.02 and the margin is 1: no noise explains token 200.
 TEST_F(ChoiceTest, FlipFarBeyondTheNoiseOfTheScoresIsAFault) {
   auto [a, b] = TwoRuns(1);
   b.tokens[7] = 200;  // a wrong pick: the margin says 1, the scores moved by 0.02
@@ -121,6 +123,7 @@ TEST_F(ChoiceTest, FlipFarBeyondTheNoiseOfTheScoresIsAFault) {
   EXPECT_EQ(r.near_ties.size(), 0u);
 }
 
+// Margins alone do not say how far the scores of the two runs lie apart; the flip is listed, without a margin to trust.
 TEST_F(ChoiceTest, WithoutTheScoresNoFlipCanBeJudged) {
   auto [a, b] = TwoRuns(1);
   b.tokens[7] = 200;

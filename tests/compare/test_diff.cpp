@@ -20,6 +20,7 @@ class DiffTest : public ::testing::Test {
   }
   void TearDown() override { std::filesystem::remove_all(dir_); }
 
+  // Records both runs anew and compares them; a is the reference.
   DiffResult Compare(const ToyOptions& a, const ToyOptions& b, const DiffOptions& options = {}) {
     a_ = ToyModel::Run(dir_ + "/a", a);
     b_ = ToyModel::Run(dir_ + "/b", b);
@@ -49,6 +50,7 @@ TEST_F(DiffTest, EqualRunsAreTheSame) {
   EXPECT_EQ(r.coverage.rows_only_a, 0u);
 }
 
+// The least that two right engines differ by, and it must stay below every bound.
 TEST_F(DiffTest, OtherOrderOfSummationIsNoise) {
   ToyOptions b;
   b.backwards = true;
@@ -56,6 +58,7 @@ TEST_F(DiffTest, OtherOrderOfSummationIsNoise) {
   EXPECT_EQ(r.verdict, Verdict::kNoise) << Describe(r);
 }
 
+// Rows meet by request and position, shards by their columns, whatever steps and ranks they were recorded in.
 TEST_F(DiffTest, OtherChunksAndShardsAreNoise) {
   ToyOptions a, b;
   a.chunk = 5;
@@ -128,6 +131,7 @@ TEST_F(DiffTest, StaleRowIsNamedWithWhatItRepeats) {
   EXPECT_NE(Describe(r).find("position 13 repeats position 1"), std::string::npos) << Describe(r);
 }
 
+// Heads 1 and 3 change places: norms of the row stay, those of the two heads do not.
 TEST_F(DiffTest, PermutedHeadsAreNamed) {
   ToyOptions b;
   b.fault = [&](const std::string& name, int, int64_t, Matrix* m) {
@@ -143,6 +147,7 @@ TEST_F(DiffTest, PermutedHeadsAreNamed) {
   EXPECT_EQ(r.findings[0].heads, (std::vector<int32_t>{1, 3})) << Describe(r);
 }
 
+// Head 3 of 4 is local head 1 of rank 1.
 TEST_F(DiffTest, HeadsAndRankAreGlobalWithShards) {
   ToyOptions a, b;
   a.ranks = b.ranks = 2;
@@ -157,6 +162,7 @@ TEST_F(DiffTest, HeadsAndRankAreGlobalWithShards) {
   EXPECT_EQ(r.findings[0].ranks, (std::vector<int32_t>{1})) << Describe(r);
 }
 
+// One NaN among 48 elements; what follows from it is a consequence, not a second finding.
 TEST_F(DiffTest, NaNIsNeverSkipped) {
   ToyOptions b;
   b.fault = [&](const std::string& name, int request, int64_t first, Matrix* m) {
@@ -184,6 +190,7 @@ TEST_F(DiffTest, ConstantFactorIsFitted) {
   EXPECT_NE(r.findings[0].constant.find("1.2500"), std::string::npos) << r.findings[0].constant;
 }
 
+// The result is rank 1's part alone: the parts are right, their sum is not.
 TEST_F(DiffTest, MissingReductionNamesTheSum) {
   ToyOptions a, b;
   a.ranks = b.ranks = 2;
@@ -236,6 +243,7 @@ TEST_F(DiffTest, DifferingReplicaOfARankIsNamed) {
   }
 }
 
+// Ranks 2 and 3 hold the same shard, and rank 2 is the one that is wrong.
 TEST_F(DiffTest, FirstRankThatDiffersFromItsReplicasIsNamed) {
   ToyOptions a, b;
   a.ranks = b.ranks = 4;
@@ -313,6 +321,7 @@ TEST_F(DiffTest, PayloadsAtTheEndsOfDoubleAreCompared) {
   EXPECT_GT(large.max_abs, huge);
 }
 
+// A sum can be judged from its own recorded parts, so an earlier fault does not hide it as a consequence.
 TEST_F(DiffTest, DroppedResidualIsFoundEvenWhenItsInputsDiffer) {
   ToyOptions b;
   Matrix down;
@@ -354,6 +363,7 @@ TEST_F(DiffTest, InputAddedTwiceIsNamedBetweenPrecisions) {
   }
 }
 
+// Rows behind another token compute something else by right; they are neither compared nor counted as right.
 TEST_F(DiffTest, LaterRowsOfADifferingTokenAreSetAside) {
   ToyOptions a, b;
   a.prompts.resize(1);
@@ -383,6 +393,7 @@ TEST_F(DiffTest, ChoiceBeyondItsMarginIsAFault) {
   EXPECT_EQ(r.findings[0].name, "next_token");
 }
 
+// Segments of other chunks have to be added up before they can be compared.
 TEST_F(DiffTest, WithoutRowGridsSegmentsAreCompared) {
   ToyOptions a, b;
   a.row_grid = b.row_grid = false;
@@ -415,6 +426,7 @@ TEST_F(DiffTest, SitesOfOneSideAreCoverageNotFault) {
   EXPECT_EQ(r.findings[0].name, "layers.1.attn.q_proj") << Describe(r);
 }
 
+// Request keys are hashes of the prompts: none is common.
 TEST_F(DiffTest, OtherPromptsAreIncomparable) {
   ToyOptions b;
   b.prompts = {{9, 9, 9}};
@@ -431,6 +443,7 @@ TEST_F(DiffTest, EmptyTraceIsIncomparable) {
   EXPECT_EQ(r.coverage.sites_b, 0u);
 }
 
+// A factor of 1.001 is a fault by the derived bound, and is not at 10 %, unless a later entry of the list is stricter.
 TEST_F(DiffTest, GivenToleranceReplacesTheBound) {
   ToyOptions b;
   b.fault = [&](const std::string& name, int, int64_t, Matrix* m) {
@@ -447,6 +460,7 @@ TEST_F(DiffTest, GivenToleranceReplacesTheBound) {
   EXPECT_EQ(r.findings[0].bound_basis, "given tolerance 1e-06");
 }
 
+// The floor run shows as much difference as b does: what the user calls noise is noise.
 TEST_F(DiffTest, MeasuredFloorRaisesTheBound) {
   ToyOptions b;
   b.fault = [&](const std::string& name, int, int64_t, Matrix* m) {

@@ -106,6 +106,7 @@ TEST(SiteGraph, SumOverRanksReadsItsPartialResults) {
   EXPECT_EQ(g.nodes[f.number("layers.0.attn.o_proj")].op, SiteOp::kReduce);
 }
 
+// layers.2.out has no common ancestor: it is where the comparison begins.
 TEST(SiteGraph, MissingLayersReachTheNearestOneBelow) {
   Fixture f({"layers.2.out", "layers.7.input_norm", "final_norm"});
   const SiteGraph g = f.graph();
@@ -113,12 +114,14 @@ TEST(SiteGraph, MissingLayersReachTheNearestOneBelow) {
   EXPECT_FALSE(g.nodes[f.number("layers.2.out")].inputs_known);
 }
 
+// Names that are not in the table have the order of recording as their only relation, and may read any earlier row.
 TEST(SiteGraph, ForeignSitesFollowEachOther) {
   Fixture f({"my.first", "my.second"});
   const SiteGraph g = f.graph();
   EXPECT_EQ(f.inputs(g, "my.second"), Names{"ctx:my.first"});
 }
 
+// 21000 bridged sites between two common ones: gains are capped, and the walk must not use the call stack.
 TEST(SiteGraph, ThousandsOfOneSidedLayersNeitherRecurseNorExplode) {
   std::vector<std::string> one_side;
   for (int i = 0; i < 3000; ++i) {

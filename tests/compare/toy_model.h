@@ -21,6 +21,7 @@
 
 namespace assay::testing {
 
+// [rows, cols], row-major.
 struct Matrix {
   int64_t rows = 0, cols = 0;
   std::vector<float> v;
@@ -30,6 +31,7 @@ struct Matrix {
   float at(int64_t r, int64_t c) const { return v[static_cast<size_t>(r * cols + c)]; }
 };
 
+// Defaults: two requests, whole prompts, one rank, float32. Two runs with the same options are equal to the last bit.
 struct ToyOptions {
   std::vector<std::vector<int64_t>> prompts = {{3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8}, {2, 7, 1, 8, 2, 8, 1, 8}};
   int64_t chunk = 0;  // prefill rows a step; 0: the whole prompt
@@ -49,6 +51,8 @@ struct ToyOptions {
   std::function<void(const std::string& site, int32_t rank, Matrix* part)> rank_fault;
 };
 
+// Computed in float by plain loops, one request after the other; weights are the same for every run (seed 11). Nothing
+// is shared with the native runtime, so that the comparison is tested against an engine that it does not know.
 class ToyModel {
  public:
   static constexpr int64_t kHidden = 32, kHeads = 4, kDim = 8, kFfn = 48, kVocab = 40, kLayers = 2;
@@ -102,6 +106,7 @@ class ToyModel {
     weight("head", kHidden, kVocab);
   }
 
+  // Nearest bf16, ties to even.
   float Round(float x) const {
     if (!options_.bf16) return x;
     uint32_t bits;
@@ -113,12 +118,14 @@ class ToyModel {
   }
 
   template <class F>
+  // Sum of f(0) to f(n - 1).
   float Sum(int64_t n, F f) const {
     float sum = 0;
     for (int64_t i = 0; i < n; ++i) sum += f(options_.backwards ? n - 1 - i : i);
     return sum;
   }
 
+  // x [T, in] times columns [from, to) of the input, as a rank with that share of the weight has it.
   Matrix Linear(const Matrix& x, const std::string& name, int64_t from = 0, int64_t to = -1) const {
     const Matrix& w = weights_.at(name);
     if (to < 0) to = w.rows;
@@ -170,6 +177,8 @@ class ToyModel {
     EXPECT_TRUE(status.ok()) << site << ": " << status.message();
   }
 
+  // A tensor as the engine goes on with it: the fault first, then every rank records its share. Heads are split over
+  // the ranks; what has no heads is recorded whole by each, as a replicated tensor.
   Matrix See(const std::string& site, const char* axes, Matrix m) {
     if (options_.fault) options_.fault(site, request_, first_, &m);
     const bool heads = std::strcmp(axes, "T H d") == 0;
@@ -202,6 +211,7 @@ class ToyModel {
     return See(site, "T h", sum);
   }
 
+  // q [T, H d] of rows first_ and following, k and v [S, H d] of all positions so far; causal, scale 1 / sqrt(d).
   Matrix Attend(const Matrix& q, const Matrix& k, const Matrix& v) const {
     Matrix out(q.rows, q.cols);
     for (int64_t r = 0; r < q.rows; ++r) {

@@ -13,6 +13,7 @@ namespace {
 
 constexpr double kRoundoff = 0x1p-24;
 
+// All arrays are [rows, heads * cols]; `problem` borrows from the others once Ask has been called.
 // rows x heads x cols numbers like those of an activation, in float32, and what an engine made of them.
 struct Pair {
   int64_t rows, heads, cols;
@@ -24,6 +25,7 @@ struct Pair {
   double& a(int64_t r, int64_t c) { return actual[static_cast<size_t>(r * width() + c)]; }
 };
 
+// Roughly normal, unit variance.
 double Normal(SplitMix64* random) {
   double sum = 0;
   for (int i = 0; i < 4; ++i) sum += random->NextDouble() - 0.5;
@@ -51,6 +53,7 @@ void AddNoise(Pair* p, uint64_t seed = 77, double share = 0.25) {
   for (double& v : p->actual) v += share * (2 * random.NextDouble() - 1) * unit * std::abs(v);
 }
 
+// Everything that fits, the cheapest first.
 Answer Ask(Pair* p) {
   p->problem.expected = p->expected;
   p->problem.actual = p->actual;
@@ -79,6 +82,8 @@ TEST(Explain, EqualArraysNeedNoExplanation) {
   EXPECT_TRUE(answer.found.empty());
 }
 
+// Constants of known faults: exp2 without its factor and back, a forgotten softmax scale, the range of another float8,
+// YaRN's magnitude twice, a replicated tensor summed over the ranks; 1.2345 has no name.
 TEST(Explain, ScaleIsFoundWithItsName) {
   struct Case {
     double factor;
@@ -102,6 +107,7 @@ TEST(Explain, ScaleIsFoundWithItsName) {
   }
 }
 
+// The same factor on a part: the axis has to be the one whose members explain all of it with the fewest numbers.
 TEST(Explain, ScaleOfSomeHeadsRowsColumnsOrBlocks) {
   for (const Axis axis : {Axis::kHead, Axis::kRow, Axis::kColumn, Axis::kBlock}) {
     Pair p = Make(8, 4, 8);
@@ -127,6 +133,7 @@ TEST(Explain, ScaleOfSomeHeadsRowsColumnsOrBlocks) {
   }
 }
 
+// A factor of its own for each row (per-token scales): six numbers for 384 elements.
 TEST(Explain, ScaleOfEachRow) {
   Pair p = Make(6, 1, 64);
   for (int64_t r = 0; r < 6; ++r) {
@@ -139,6 +146,7 @@ TEST(Explain, ScaleOfEachRow) {
   EXPECT_NEAR(x.factors[2], 1.5 + 0.37 * 4, 1e-4);
 }
 
+// Each of n ranks adds the shared expert before the reduction, which then sums it n times.
 TEST(Explain, SharedExpertAddedSeveralTimes) {
   for (const double n : {2.0, 4.0, 8.0}) {
     Pair p = Make(9, 1, 32);
@@ -211,6 +219,7 @@ TEST(Explain, RowsShiftedAndRepeated) {
   EXPECT_EQ(x.members[7], 0);
 }
 
+// members: the head that each one holds, -1 where it is its own.
 TEST(Explain, HeadsPermutedAndAllEqual) {
   Pair p = Make(6, 8, 16);
   const std::vector<int64_t> from{3, 1, 0, 2, 7, 5, 4, 6};
@@ -239,6 +248,7 @@ TEST(Explain, ColumnsSwapped) {
   EXPECT_EQ(x.members[9], 2);
 }
 
+// Rotary pairs taken for the other layout, both ways round.
 TEST(Explain, HalvesAndInterleavedPairs) {
   Pair p = Make(7, 3, 16);
   for (int64_t i = 0; i < 7 * 48; ++i) {
@@ -255,6 +265,7 @@ TEST(Explain, HalvesAndInterleavedPairs) {
   EXPECT_NE(x.parameters.find("interleaved pairs in place of halves"), std::string::npos);
 }
 
+// [T, H, d] written as [H, T, d], and a square matrix with its axes exchanged.
 TEST(Explain, TransposedMemory) {
   Pair p = Make(6, 4, 5);
   for (int64_t r = 0; r < 6; ++r) {
@@ -271,6 +282,7 @@ TEST(Explain, TransposedMemory) {
   ASSERT_KIND(Best(&square), Kind::kTransposed);
 }
 
+// Rows of 24 read 20 apart from the same memory.
 TEST(Explain, RowsReadAtAnotherStride) {
   Pair p = Make(10, 1, 24);
   for (int64_t r = 0; r < 10; ++r) {
@@ -282,6 +294,7 @@ TEST(Explain, RowsReadAtAnotherStride) {
   EXPECT_EQ(*x.constant, 20);
 }
 
+// Rows 2 and 3 were not written: an earlier step's rows 7 and 8 are there.
 TEST(Explain, RowsOfAnEarlierStep) {
   Pair p = Make(4, 2, 16);
   const std::vector<double> earlier = Values(9 * 32, 70);
@@ -306,6 +319,7 @@ TEST(Explain, ZeroRowsAndConstantRows) {
   ASSERT_KIND(x, Kind::kConstantRows);
 }
 
+// 37 columns, computed in tiles of 32: the last five were never written.
 TEST(Explain, ZeroColumnsAreATail) {
   Pair p = Make(9, 1, 37);
   AddNoise(&p);
@@ -318,6 +332,7 @@ TEST(Explain, ZeroColumnsAreATail) {
   EXPECT_EQ(x.members, (std::vector<int64_t>{32, 33, 34, 35, 36}));
 }
 
+// Every format below float32 that the table has, of f16, bf16 and the float8 types.
 TEST(Explain, RoundingToACoarserFormat) {
   for (const Format& format : Formats().subspan(1, 4)) {
     Pair p = Make(12, 1, 32);
@@ -354,6 +369,8 @@ TEST(Explain, TheRightCandidateAmongMany) {
   EXPECT_EQ(answer.found[0].array, "window 13");
 }
 
+// The price of the search: 10000 pairs of independent numbers, three roundings and all families of explanations, and
+// not one may be called an explanation. What this rests on is the significance in bits (src/fit).
 TEST(Explain, UnrelatedPairsHaveNoExplanation) {
   const int64_t shapes[][3] = {{1, 1, 8}, {2, 1, 2},   {4, 1, 8},  {3, 4, 4},
                                {8, 2, 8}, {16, 1, 16}, {5, 1, 64}, {1, 8, 16}};
@@ -380,6 +397,7 @@ TEST(Explain, UnrelatedPairsHaveNoExplanation) {
   EXPECT_EQ(explained, 0);
 }
 
+// Noise of 4 to 10 bounds is wrong, and has no cause: a family with many free numbers must not fit it.
 TEST(Explain, NoiseBeyondTheBoundIsNotExplained) {
   for (uint64_t seed = 0; seed < 300; ++seed) {
     Pair p = Make(8, 2, 16, seed + 1, seed % 2 ? 0x1p-8 : 0x1p-24);
@@ -406,6 +424,7 @@ TEST(Explain, TheTrueExplanationOutranksRicherOnes) {
   }
 }
 
+// One element in 20 is something else altogether; a least-squares ratio would be drawn to it.
 TEST(Explain, ATenthOfOutliersDoesNotHideTheConstant) {
   Pair p = Make(10, 1, 40);
   for (double& v : p.actual) v *= 3;
@@ -431,6 +450,7 @@ TEST(Explain, NonFiniteElementsAreMissesUnlessPredicted) {
   EXPECT_FALSE(answer.within_noise);
 }
 
+// 131072 elements: the searches over heads and rows must not be quadratic in them.
 TEST(Explain, LargeArraysAreExplainedInTime) {
   Pair p = Make(64, 8, 256);
   for (int64_t r = 0; r < 64; ++r) {
@@ -442,6 +462,7 @@ TEST(Explain, LargeArraysAreExplainedInTime) {
   EXPECT_EQ(x.members[7], 0);
 }
 
+// Two elements leave too little evidence for one free constant.
 TEST(Explain, FewElementsAreNotEnough) {
   Pair p = Make(1, 1, 2);
   for (double& v : p.actual) v *= 2;
@@ -479,6 +500,7 @@ TEST(Constants, NearestKnownNameWithinReach) {
   EXPECT_FALSE(NameConstant(NAN, 1, known));
 }
 
+// Bits: how surely 100 numbers on bf16's grid are no accident. Equal numbers say nothing, whatever grid they lie on.
 TEST(Formats, CoarsestFormatOfAnArray) {
   std::vector<double> v = Values(100, 5);
   EXPECT_FALSE(CoarsestFormat(v, 24));
@@ -491,6 +513,7 @@ TEST(Formats, CoarsestFormatOfAnArray) {
   EXPECT_FALSE(CoarsestFormat(std::vector<double>(100, 1.0), 24));
 }
 
+// Ties at 1.0625 and 1.1875 go to the even neighbour; 2^-10 is half of the smallest subnormal; beyond 448 saturates.
 TEST(Formats, RoundingIsToNearestEvenWithGradualUnderflow) {
   const Format& e4m3 = Formats()[3];
   EXPECT_EQ(RoundTo(1.0625, e4m3), 1);

@@ -44,6 +44,7 @@ inline const Precision kBf16 = PrecisionOf(DType::kF32, DType::kBF16);
 // The oracle itself, as judged by long double.
 inline const Precision kF64{0x1p-53, 0x1p-53, 0, 0, false};
 
+// Fails unless every element lies within its bound; worst_at is -1 only where all elements are equal.
 inline void ExpectWithin(const Array& actual, const Computed& computed, const Precision& precision) {
   const Result<Agreement> a = Compare(actual, computed, precision);
   ASSERT_TRUE(a.ok()) << a.status().message();

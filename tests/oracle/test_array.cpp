@@ -4,6 +4,7 @@
 namespace assay::oracle {
 namespace {
 
+// Element (i, j, k) lies at 20 - 12 i + 4 j: a negative stride, a gap, and an axis of stride 0.
 TEST(ArrayDecode, StridesOffsetsAndBroadcastAreFollowed) {
   std::vector<float> memory(40);
   for (size_t i = 0; i < memory.size(); ++i) memory[i] = static_cast<float>(i);
@@ -14,6 +15,7 @@ TEST(ArrayDecode, StridesOffsetsAndBroadcastAreFollowed) {
   EXPECT_EQ(a.values, (std::vector<double>{20, 20, 24, 24, 28, 28, 8, 8, 12, 12, 16, 16}));
 }
 
+// e2m1 from the second nibble on: codes 2, 0xf, 7.
 TEST(ArrayDecode, PackedNibblesAndScalarsAreDecoded) {
   const std::vector<uint8_t> memory{0x21, 0x7f};
   const std::vector<int64_t> shape{3}, strides{1};
@@ -33,6 +35,7 @@ TEST(ArrayDecode, NonFiniteElementsSurvive) {
   EXPECT_EQ(a[3], 1);
 }
 
+// Products of 2^80, negative extents and types without a size; an extent of 0 makes any other one harmless.
 TEST(ArrayDecode, ForgedSizesAreRefused) {
   const std::vector<int64_t> huge{int64_t{1} << 40, int64_t{1} << 40}, strides{1, 1}, negative{-1, 2};
   const float x = 0;
@@ -56,6 +59,7 @@ TEST(ArrayShapes, PartsAndJoinsKeepTheirPlaces) {
   EXPECT_FALSE(MakeArray({2, 2}, {1}).ok());
 }
 
+// Equal infinities and NaN beside NaN agree; the other sign, a number, or NaN in another place does not.
 TEST(Bounds, NonFiniteElementsMustBeTheSame) {
   Computed c{Vector({1, kInf, kNaN, -kInf, 2}), Vector({1, 0, 0, 0, 2}), {}, 1, 0, 1};
   EXPECT_TRUE(Compare(c.value, c, kF32)->ok());
@@ -66,6 +70,7 @@ TEST(Bounds, NonFiniteElementsMustBeTheSame) {
   EXPECT_FALSE(Compare(Vector({1}), c, kF32).ok());
 }
 
+// Higham and Mary's probabilistic bound grows with sqrt(k) instead of k; for short sums the worst case is the smaller.
 TEST(Bounds, RandomWalkIsTheSmallerForLongSums) {
   Precision walk = kF32;
   walk.walk = true;
@@ -73,9 +78,11 @@ TEST(Bounds, RandomWalkIsTheSmallerForLongSums) {
   EXPECT_LT(BoundAt(c, 0, walk), BoundAt(c, 0, kF32) / 10);
   c.k = 16;  // 8 sqrt(16) > 16
   EXPECT_EQ(BoundAt(c, 0, walk), BoundAt(c, 0, kF32));
+  // k u = 1: the bound k u / (1 - k u) is void.
   EXPECT_EQ(Gamma(1 << 24, 0x1p-24), kInf);
 }
 
+// Unit roundoffs 2^-24 and 2^-8; the floor is half of the smallest subnormal of f16.
 TEST(Bounds, PrecisionOfTypesFollowsTheirFormats) {
   const Precision p = PrecisionOf(DType::kF32, DType::kBF16);
   EXPECT_EQ(p.accum, 0x1p-24);

@@ -8,6 +8,7 @@
 namespace assay::oracle {
 namespace {
 
+// q [T, H, d], k [S, Hkv, d], v [S, Hkv, dv], sinks [H], slopes [H]; `in` points into its own object.
 struct Inputs {
   Array q, k, v, sinks, slopes;
   std::vector<int64_t> q_at, k_at;
@@ -38,6 +39,7 @@ AttentionInput InputOf(const Inputs& x) {
   return in;
 }
 
+// Two-pass softmax over the keys that a query sees, without blocks or rescaling: nothing is shared with the oracle.
 // The definition, written down in T: long double for the truth, float for an engine.
 template <class T>
 struct Naive {
@@ -100,6 +102,8 @@ Naive<T> NaiveAttention(const AttentionInput& in, const AttentionSpec& spec) {
   return r;
 }
 
+// The oracle against the truth, to rounding in double; a float engine against the oracle, within the bound that it
+// states.
 void ExpectRight(const AttentionInput& in, const AttentionSpec& spec, const char* what) {
   SCOPED_TRACE(what);
   const AttentionResult r = Attend(in, spec).value();
@@ -112,6 +116,7 @@ void ExpectRight(const AttentionInput& in, const AttentionSpec& spec, const char
   for (int64_t i = 0; i < r.entropy.size(); ++i) EXPECT_NEAR(r.entropy[i], exact.entropy[i], 1e-12);
 }
 
+// Heads alone, grouped and one key head for all; one query, as many as there are keys, and many.
 TEST(Attention, EveryVariantMeetsItsBound) {
   for (const auto& [heads, kv_heads] : {std::pair{1, 1}, {4, 4}, {6, 2}, {5, 1}}) {
     for (const auto& [t, s] : {std::pair{1, 1}, {1, 37}, {7, 7}, {9, 40}, {70, 75}}) {
@@ -141,6 +146,7 @@ TEST(Attention, EveryVariantMeetsItsBound) {
   }
 }
 
+// Scores near 0 make all keys equal, scores of thousands leave one: both ends of the softmax's condition.
 TEST(Attention, SharpAndFlatScoresMeetTheirBound) {
   for (const double size : {1e-6, 1.0, 30.0, 1000.0}) {
     const Inputs x = Make(5, 60, 4, 2, 16, 8, 3, size);
@@ -194,6 +200,7 @@ TEST(Attention, BfloatKernelsMeetTheBoundAndAWrongScaleDoesNot) {
   EXPECT_GT(Compare(kernel(0.25 * 1.1), r.out, kBf16)->over, 100);
 }
 
+// Positions say what a query sees, not the place in the array: 7 and 20 have no common factor, so each key moves once.
 TEST(Attention, KeysInAnyOrderGiveTheSameRows) {
   Inputs x = Make(6, 20, 2, 1, 8, 4);
   const AttentionResult straight = Attend(InputOf(x), {0.3}).value();
@@ -206,6 +213,7 @@ TEST(Attention, KeysInAnyOrderGiveTheSameRows) {
   ExpectWithin(shuffled.out.value, straight.out, kF64);
 }
 
+// `rows` only leaves rows out: those that are computed are the same.
 TEST(Attention, ChosenRowsRangesAndMasksAreObeyed) {
   Inputs x = Make(8, 30, 4, 2, 8, 4);
   AttentionInput in = InputOf(x);
@@ -227,6 +235,8 @@ TEST(Attention, ChosenRowsRangesAndMasksAreObeyed) {
   }
 }
 
+// The middle query sees the range [5, 5). A sink takes all of its probability, so the output stays 0 and its lse is the
+// sink.
 TEST(Attention, ARowWithoutKeysIsZeroWithMinusInfinity) {
   const Inputs x = Make(3, 10, 2, 2, 4, 4);
   AttentionInput in = InputOf(x);
@@ -256,6 +266,7 @@ TEST(Attention, NoKeysAtAllIsAnEmptyRowToo) {
   EXPECT_EQ(r.out.value[3], 0);
 }
 
+// Uninitialised pages of a cache hold NaN: a mask must select, not multiply by 0.
 TEST(Attention, UnseenKeysDoNotEnterEvenWhenTheyAreNaN) {
   Inputs x = Make(4, 12, 2, 1, 8, 4);
   const AttentionResult clean = Attend(InputOf(x), {0.5}).value();
@@ -277,6 +288,7 @@ TEST(Attention, AnInfiniteValueReachesItsColumn) {
   EXPECT_EQ(r.out.value[1], kInf);
 }
 
+// Closed form: 16 equal scores s give lse = s + ln 16, entropy ln 16, and the mean of the values.
 TEST(Attention, EqualKeysGiveTheMeanAndTheLogarithmOfTheirNumber) {
   Inputs x = Make(1, 16, 1, 1, 4, 2);
   x.k = Array::Filled({16, 1, 4}, 1.0);
@@ -355,6 +367,7 @@ TEST(Attention, WrongShapesAreRefused) {
   EXPECT_FALSE(Attend({}, {}).ok());
 }
 
+// Each of the three queries sees the four keys of its window; their exponentials add up to exp(lse).
 TEST(Scores, MaskedKeysAreMinusInfinityAndTheRestMeetsItsBound) {
   const Inputs x = Make(3, 9, 4, 2, 12, 4);
   AttentionInput in = InputOf(x);
@@ -375,6 +388,7 @@ TEST(Scores, MaskedKeysAreMinusInfinityAndTheRestMeetsItsBound) {
   }
 }
 
+// A cut at 0 leaves the first chunk empty, one at 30 the second.
 TEST(Merge, ChunksMergeToTheWhole) {
   for (const int64_t cut : {0, 1, 13, 30}) {
     const Inputs x = Make(6, 30, 4, 2, 16, 8);
@@ -392,6 +406,7 @@ TEST(Merge, ChunksMergeToTheWhole) {
   }
 }
 
+// An empty chunk (lse of -inf) may hold garbage in its output; a NaN lse is a fault that must not be averaged away.
 TEST(Merge, EmptyChunksAddNothingAndNaNStays) {
   Array out_a = Random({3, 1, 4}, 1), out_b = Random({3, 1, 4}, 2);
   const Array lse_a = MakeArray({3, 1}, {0.5, -kInf, -kInf}).value();
@@ -410,6 +425,7 @@ TEST(Merge, EmptyChunksAddNothingAndNaNStays) {
   EXPECT_FALSE(MergeChunks({}).ok());
 }
 
+// At an lse of 3000 its own rounding is 1e-4: exp of the difference of two carries that error, and the bound must know.
 TEST(Merge, FloatEnginesMeetTheBoundAtLargeLogSums) {
   for (const double size : {1.0, 50.0, 3000.0}) {
     const Array out_a = Random({8, 3, 5}, 4), out_b = Random({8, 3, 5}, 5);

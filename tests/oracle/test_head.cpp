@@ -20,6 +20,7 @@ TEST(Embed, RowsOfTheTableTimesTheScale) {
   EXPECT_NE(outside.status().message().find("token 7 in row 1"), std::string::npos);
 }
 
+// Logits without scale and cap are not taken for right ones, even at the bound of bf16.
 TEST(Head, ScaleAndSoftCapFollowTheProduct) {
   const Array x = Random({3, 16}, 2), w = Random({20, 16}, 3);
   const Array plain = Linear(x, w, {}).value().value;
@@ -33,6 +34,7 @@ TEST(Head, ScaleAndSoftCapFollowTheProduct) {
   EXPECT_FALSE(Compare(plain, c, kBf16)->ok());
 }
 
+// Rows: a clear choice; a tie (the first wins, margin 0); NaN, all -inf: no choice; one finite logit: infinite margin.
 TEST(Greedy, LargestWithItsMargin) {
   const Array logits = MakeArray({5, 3}, {1, 4, 2, 5, 5, 1, kNaN, 1, 2, -kInf, -kInf, -kInf, -kInf, 0, -kInf}).value();
   const std::vector<GreedyChoice> g = Greedy(logits).value();
@@ -46,6 +48,7 @@ TEST(Greedy, LargestWithItsMargin) {
   EXPECT_EQ(g[4].margin, kInf);
 }
 
+// Probabilities 0.5, 0.25, 0.15, 0.1 under temperature, top-k, top-p and min-p; the token that crosses top-p is kept.
 TEST(TokenProbability, FiltersCutAndRenormalise) {
   std::vector<double> logits;
   for (const double p : {0.5, 0.25, 0.15, 0.1}) logits.push_back(std::log(p));

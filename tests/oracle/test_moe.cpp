@@ -23,6 +23,7 @@ TEST(Route, SoftmaxWeightsOfTheLargest) {
   EXPECT_NEAR(r.weights.value[0] / r.weights.value[1], std::exp(1), 1e-14);
 }
 
+// DeepSeek-V3, section 2.1.2: expert 2 is chosen for its bias of 5, but weighs sigmoid(-1).
 TEST(Route, TheBiasChoosesAndDoesNotWeigh) {
   const Array logits = MakeArray({1, 4}, {2, 0, -1, 1}).value(), bias = Vector({0, 0, 5, 0});
   RouterSpec spec;
@@ -54,6 +55,7 @@ TEST(Route, GroupsLimitTheChoice) {
   EXPECT_NEAR(r.margin[0], 0.1, 1e-12);      // their order
 }
 
+// A margin of 0 says that another engine may choose otherwise.
 TEST(Route, TiesTakeTheLowerIndexWithoutMargin) {
   RouterSpec spec;
   spec.top_k = 2;
@@ -77,6 +79,7 @@ TEST(Route, NaNRowsChooseNothingAndOthersAreUntouched) {
   }
 }
 
+// Ids are the oracle's, so that weights alone are judged; logits of 15 saturate both scorings.
 TEST(Route, FloatEnginesMeetTheBound) {
   for (const Scoring scoring : {Scoring::kSoftmax, Scoring::kSigmoid}) {
     for (const double size : {0.1, 2.0, 15.0}) {
@@ -118,6 +121,7 @@ TEST(Route, WrongShapesAreRefused) {
   EXPECT_FALSE(WeightsOf(Random({2, 8}, 1), std::vector<int64_t>{0, 8}, RouterSpec{}).ok());
 }
 
+// row_of -1: the choice was dropped (capacity), which is not an error of the sum.
 TEST(Combine, DroppedChoicesAddNothing) {
   const Array experts = Random({5, 6}, 3), weights = Random({2, 2}, 4);
   const std::vector<int64_t> row_of{4, 0, -1, 2};
@@ -131,6 +135,7 @@ TEST(Combine, DroppedChoicesAddNothing) {
   EXPECT_FALSE(Combine(experts, std::vector<int64_t>{0}, weights).ok());
 }
 
+// The state [H, dk, dv] after six tokens is not taken for that after two.
 TEST(LinearAttention, StateIsTheSumOfOuterProducts) {
   const Array state = Random({4, 3, 5}, 5), k = Random({6, 2, 3}, 6), v = Random({6, 4, 5}, 7);
   const Computed all = UpdateState(state, k, v).value();

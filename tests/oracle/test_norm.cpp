@@ -42,6 +42,7 @@ Array NaiveLayer(const Array& x, const Array& w, const Array& b, double eps, boo
   return y;
 }
 
+// Inputs of 1e-12 are dominated by eps, those of 1e10 do not notice it.
 TEST(RmsNorm, EveryWidthAndSizeMeetsItsBound) {
   for (const int64_t d : {1, 2, 7, 64, 1000}) {
     for (const double size : {1e-12, 1e-3, 1.0, 1e10}) {
@@ -53,6 +54,7 @@ TEST(RmsNorm, EveryWidthAndSizeMeetsItsBound) {
   }
 }
 
+// Engines round the normed row before they multiply by the weight: within the bound for bf16, and beyond that for f32.
 TEST(RmsNorm, BfloatStoresTwice) {
   const Array x = Random({4, 128}, 3), w = Random({128}, 4);
   const Computed c = RmsNorm(x, w, 1e-6).value();
@@ -64,6 +66,7 @@ TEST(RmsNorm, BfloatStoresTwice) {
   EXPECT_FALSE(Compare(y, c, kF32)->ok());
 }
 
+// The fault of a norm over one rank's shard: each row is off by the constant sqrt(mean square of all / of the shard).
 TEST(RmsNorm, AnotherSubsetsMeanSquareIsAFactor) {
   const Array x = Random({5, 48}, 5);
   const std::vector<double> shard = MeanSquares(x, 0, 24).value(), whole = MeanSquares(x, 0, 48).value();
@@ -88,6 +91,7 @@ TEST(RmsNorm, NonFiniteRowsAreNotFinite) {
   EXPECT_TRUE(std::isfinite(y[8]));
 }
 
+// The one-pass variance cancels where the mean is much larger than the spread; there only two passes are right.
 TEST(LayerNorm, OneAndTwoPassesMeetTheBoundWithAnyMean) {
   for (const double mean : {0.0, 1.0, 300.0}) {
     for (const int64_t d : {2, 33, 512}) {

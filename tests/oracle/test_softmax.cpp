@@ -21,6 +21,7 @@ std::pair<Array, Array> NaiveSoftmax(const Array& x) {
   return {p, log_p};
 }
 
+// Sizes of 1e4 push most probabilities below the smallest double.
 TEST(Softmax, EveryWidthAndSizeMeetsItsBound) {
   for (const int64_t n : {1, 2, 50, 5000}) {
     for (const double size : {1e-5, 1.0, 20.0, 1e4}) {
@@ -39,6 +40,7 @@ TEST(Softmax, EveryWidthAndSizeMeetsItsBound) {
   }
 }
 
+// All -inf and +inf rows have no probabilities (0 / 0), as in every engine; a finite maximum beside -inf takes all.
 TEST(Softmax, NonFiniteRowsFollowTheirRules) {
   const Array x = MakeArray({4, 2}, {-kInf, -kInf, kInf, 1, kNaN, 1, -kInf, 3}).value();
   const Array p = Softmax(x).value().value, log_p = LogSoftmax(x).value().value;
@@ -50,6 +52,7 @@ TEST(Softmax, NonFiniteRowsFollowTheirRules) {
   EXPECT_EQ(LogSumExp(std::vector<double>{}).lse, -kInf);
 }
 
+// Flash kernels work in base 2; a log that was never turned back is wrong everywhere, by log2(e).
 TEST(Softmax, RowsSumToOneAndABaseTwoLogIsOut) {
   const Array x = Random({5, 100}, 2, 3);
   const Computed log_p = LogSoftmax(x).value();
@@ -90,6 +93,7 @@ T Exact(T x, Activation kind) {
   return 0;
 }
 
+// From arguments near 0, where results are as small, to those where the exponential saturates.
 TEST(Activation, EveryKindMeetsItsBound) {
   for (const Activation kind : AllActivations()) {
     for (const double size : {1e-6, 1.0, 10.0, 40.0}) {
@@ -128,6 +132,7 @@ TEST(Activation, WordsOfTheMetadataNameEveryKind) {
   EXPECT_FALSE(ParseActivation("no such thing").has_value());
 }
 
+// A fused weight read in the other layout pairs a gate with a wrong up: beyond any bound.
 TEST(Activation, HalvesAndInterleavedAreTwoLayoutsOfOneProduct) {
   const Array gate = Random({3, 8}, 4), up = Random({3, 8}, 5);
   Array halves = Array::Filled({3, 16}), pairs = halves;
@@ -147,6 +152,7 @@ TEST(Activation, HalvesAndInterleavedAreTwoLayoutsOfOneProduct) {
   EXPECT_FALSE(Gate(gate, Random({3, 7}, 1), {}).ok());
 }
 
+// Engines round after each step of the formula; the clamped variant (gpt-oss) has five of them.
 TEST(Activation, BfloatEnginesMeetTheBoundOfGate) {
   Array gate = Random({4, 64}, 6), up = Random({4, 64}, 7), y = gate, oai = gate;
   for (double& v : gate.values) v = ToBf16(v);
