@@ -13,6 +13,7 @@ using testing::Noise;
 using testing::Put;
 using testing::SmallTrace;
 
+// Three runs: positions 5 to 7 of a, 0 and 1 of b, one row of padding.
 TEST(Capture, RowsKnowTheirRequestPositionAndPadding) {
   SmallTrace t;
   const uint64_t a = t.Request({1, 2, 3}), b = t.Request({4, 5});
@@ -44,6 +45,7 @@ TEST(Capture, RowAxisComesFirstWhateverTheAxes) {
   EXPECT_EQ((*tensor)->values, (std::vector<double>{0, 1, 6, 7, 2, 3, 8, 9, 4, 5, 10, 11}));
 }
 
+// Every other element of the memory; strides in the event stay those of the host.
 TEST(Capture, StridedViewIsDecodedInOrder) {
   SmallTrace t;
   const uint64_t a = t.Request({1});
@@ -56,6 +58,8 @@ TEST(Capture, StridedViewIsDecodedInOrder) {
   EXPECT_EQ((*tensor)->info->event.strides, (std::vector<int64_t>{4, 2}));
 }
 
+// Event 6 is the second step's "after": not the first step's, not a look before the operation, not one behind the
+// result.
 TEST(Capture, OperandIsTheLastOneOfTheStepBeforeTheResultAndNoAuditBefore) {
   SmallTrace t;
   for (int64_t step = 0; step < 2; ++step) {
@@ -71,6 +75,7 @@ TEST(Capture, OperandIsTheLastOneOfTheStepBeforeTheResultAndNoAuditBefore) {
   EXPECT_EQ(capture->Operand(*result, "layers.0.attn.k"), std::nullopt);
 }
 
+// Position 1 is written again in step 1; b's row and what comes behind the result are not in it.
 TEST(Capture, RowsOfARequestAreGatheredOverStepsAndTheLatestWins) {
   SmallTrace t;
   const uint64_t a = t.Request({1, 2}), b = t.Request({3});
@@ -88,6 +93,7 @@ TEST(Capture, RowsOfARequestAreGatheredOverStepsAndTheLatestWins) {
   EXPECT_TRUE(rows->at(3).empty());
 }
 
+// Rank 1 was recorded first: columns say where a part belongs, not the order.
 TEST(Capture, ShardsAreStitchedByTheirFields) {
   SmallTrace t(2);
   t.Record<float>("layers.0.attn.out", "T d", {2, 2}, {2, 3, 12, 13}, {.rank = 1, .shard = {1, 2, 2, 4}});

@@ -21,6 +21,7 @@ namespace assay::testing {
 
 inline std::string ModelDir() { return std::string(ASSAY_SOURCE_DIR) + "/models/kjv-mla-10m"; }
 
+// Opened once a process and shared.
 inline std::shared_ptr<const Checkpoint> Model() {
   static const std::shared_ptr<const Checkpoint> checkpoint = [] {
     auto opened = Checkpoint::Open(ModelDir());
@@ -30,6 +31,7 @@ inline std::shared_ptr<const Checkpoint> Model() {
   return checkpoint;
 }
 
+// overrides: "key=value", as on the command line.
 inline ModelConfig Config(const std::vector<std::string>& overrides = {}) {
   auto config = LoadModelConfig(ModelDir(), overrides);
   EXPECT_TRUE(config.ok()) << config.status().message();

@@ -41,6 +41,7 @@ Case<T> MakeCase(int64_t rows, int64_t keys, int64_t heads, int64_t group, int64
 }
 
 template <class T>
+// -7 marks what was not written.
 void Run(const Case<T>& c, const std::vector<KvRun<T>>& runs, std::vector<T>* out, std::vector<T>* lse) {
   out->assign(static_cast<size_t>(c.rows * c.heads * c.v), T{-7});
   lse->assign(static_cast<size_t>(c.rows * c.heads), T{-7});
@@ -110,6 +111,7 @@ class Attention : public ::testing::Test {};
 using Types = ::testing::Types<float, double>;
 TYPED_TEST_SUITE(Attention, Types);
 
+// Odd widths that no vector fills, grouped heads, chunks behind earlier keys, windows smaller than the text.
 TYPED_TEST(Attention, AgreesWithLongDoubleOverShapes) {
   struct Shape {
     int64_t rows, keys, heads, group, qk, v, first, window;
@@ -135,6 +137,7 @@ TYPED_TEST(Attention, KeysInManyRunsAreTheSameKeys) {
   Check(c, out, lse);
 }
 
+// An empty chunk has to leave zeros and -inf, or the merge reads what was there before.
 TYPED_TEST(Attention, RowsThatSeeNoKeyAreWritten) {
   const auto c = MakeCase<TypeParam>(2, 4, 2, 1, 8, 8, 0, 0, 3);
   std::vector<TypeParam> out, lse;

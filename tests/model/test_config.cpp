@@ -26,6 +26,7 @@ ModelConfig Good(const char* json, const std::vector<std::string>& overrides = {
   return config.ok() ? *config : ModelConfig{};
 }
 
+// The message begins with the file and contains `part`: which key, and what is wrong with it.
 void ExpectRefused(const char* json, const std::vector<std::string>& overrides, const std::string& part) {
   const Result<ModelConfig> config = Parse(json, overrides);
   ASSERT_FALSE(config.ok()) << "accepted, expected: " << part;
@@ -48,6 +49,7 @@ TEST(Config, ShippedModelIsRead) {
   EXPECT_TRUE(config->notes.empty()) << config->notes[0];
 }
 
+// Defaults are those of transformers' configuration classes, which checkpoints rely on by leaving keys out.
 TEST(Config, AbsentKeysTakeTheFamilysDefaults) {
   const ModelConfig v3 = Good(kMla, {"num_hidden_layers=5"});
   EXPECT_EQ(v3.moe_layer, (std::vector<uint8_t>{0, 0, 0, 1, 1}));
@@ -154,6 +156,7 @@ TEST(Config, KimiK2IsDeepseekV3) {
   EXPECT_EQ(kimi.model_type, "kimi_k2");
 }
 
+// DeepSeek-V2-Lite writes null: queries come from one projection, without a latent.
 TEST(Config, NullQueryLatentMeansPlainProjection) { EXPECT_EQ(Good(kMla, {"q_lora_rank=null"}).q_lora_rank, 0); }
 
 TEST(Config, MissingSizeIsNamed) {
@@ -187,6 +190,7 @@ TEST(Config, UnknownFamilyIsNamedWithTheKnownOnes) {
   ExpectRefused("{\"a\":", {}, "invalid JSON");
 }
 
+// A key that would change the arithmetic must not be passed over: the run would be taken for a reference.
 TEST(Config, WhatIsNotImplementedIsRefusedByKey) {
   ExpectRefused(kLlama, {"hidden_act=gelu"}, "only silu");
   ExpectRefused(kLlama, {"mlp_bias=true"}, "\"mlp_bias\"");
@@ -205,6 +209,7 @@ TEST(Config, WhatIsNotImplementedIsRefusedByKey) {
                 "\"a\" is not implemented");
 }
 
+// A key of unknown meaning is not refused, as most say nothing of the arithmetic, but the user is told.
 TEST(Config, UnknownKeyBecomesANote) {
   const ModelConfig config = Good(kLlama, {"residual_multiplier=2"});
   ASSERT_EQ(config.notes.size(), 1u);
@@ -220,6 +225,7 @@ TEST(Config, RoutingSizesThatCannotWorkAreRefused) {
   ExpectRefused(kMla, {"num_local_experts=4"}, "another key of the same meaning says 8");
 }
 
+// rope_scaling with rope_theta beside it (before transformers 5), and rope_parameters.
 TEST(Config, BothRopeStylesMeanTheSame) {
   const ModelConfig with_new =
       Good(kMla, {"rope_parameters={\"rope_type\":\"yarn\",\"rope_theta\":5000,\"factor\":40,\"mscale\":1,"
@@ -249,6 +255,7 @@ TEST(Config, RopeFaultsAreRefusedByKey) {
   ExpectRefused(kMla, {"qk_rope_head_dim=5"}, "no positive even number");
 }
 
+// Which layers have a window is another rule in each family; a window that the config switches off is 0.
 TEST(Config, WindowsFollowEachFamilysRule) {
   const ModelConfig qwen2 = Good(kLlama, {"model_type=qwen2", "num_key_value_heads=4", "use_sliding_window=true",
                                           "sliding_window=3", "max_window_layers=1"});
@@ -359,6 +366,7 @@ TEST(Rope, YarnFactorFallsBackToTheRatioOfContexts) {
   EXPECT_EQ(config.rope.factor, 8);
 }
 
+// In MLA the magnitude goes into the softmax scale, squared (for query and key); other families' tables carry it.
 TEST(Rope, SoftmaxScaleHasTheSquaredMagnitudeForMlaAlone) {
   const std::string yarn =
       "rope_parameters={\"rope_type\":\"yarn\",\"factor\":40,\"mscale_all_dim\":1,\"original_max_position_embeddings\":"

@@ -31,6 +31,7 @@ RunResult MustRun(const EngineOptions& options, const std::vector<PromptInput>& 
   return run.ok() ? std::move(run).value() : RunResult();
 }
 
+// Of all logits of both runs; a row that only one run has is a failure.
 double LargestDifference(const RunResult& a, const RunResult& b) {
   EXPECT_EQ(a.logits.size(), b.logits.size());
   double worst = 0;
@@ -45,6 +46,7 @@ double LargestDifference(const RunResult& a, const RunResult& b) {
   return worst;
 }
 
+// Greedy, six tokens, whole prompts, the logits of every row: what the variants are compared with.
 EngineOptions Base(ComputeDType dtype = ComputeDType::kF64) {
   EngineOptions options;
   options.dtype = dtype;
@@ -54,6 +56,7 @@ EngineOptions Base(ComputeDType dtype = ComputeDType::kF64) {
   return options;
 }
 
+// Logits within the bound, and the same tokens: no prompt here is so near a tie that rounding could change one.
 void ExpectSame(const EngineOptions& a, const EngineOptions& b, const std::vector<PromptInput>& prompts, double bound) {
   const RunResult x = MustRun(a, prompts), y = MustRun(b, prompts);
   EXPECT_LE(LargestDifference(x, y), bound);
@@ -66,12 +69,14 @@ class BothTypes : public ::testing::TestWithParam<ComputeDType> {
 };
 INSTANTIATE_TEST_SUITE_P(Types, BothTypes, ::testing::Values(ComputeDType::kF32, ComputeDType::kF64));
 
+// The two attention paths of MLA (DeepSeek-V2, section 2.1.2) are one formula, bracketed in two ways.
 TEST_P(BothTypes, AbsorbedEqualsMaterialised) {
   EngineOptions absorbed = Base(GetParam());
   absorbed.path = AttentionPath::kAbsorbed;
   ExpectSame(Base(GetParam()), absorbed, TwoPrompts(), bound());
 }
 
+// Chunks of one row, chunks that end inside of a block and at its edge, and one that is longer than the prompt.
 TEST_P(BothTypes, ChunkedPrefillEqualsWhole) {
   for (const auto path : {AttentionPath::kMaterialised, AttentionPath::kAbsorbed}) {
     for (const int64_t chunk : {1, 3, 4, 7, 64}) {
@@ -110,6 +115,7 @@ TEST_P(BothTypes, StepsThatMixPrefillAndDecodeEqualSeparateOnes) {
   ExpectSame(Base(GetParam()), mixed, TwoPrompts(), bound());
 }
 
+// 256 is one block for all; 1 and 3 cut every gather.
 TEST_P(BothTypes, BlockSizeDoesNotMatter) {
   for (const auto path : {AttentionPath::kMaterialised, AttentionPath::kAbsorbed}) {
     for (const int64_t block : {1, 3, 256}) {
@@ -121,6 +127,7 @@ TEST_P(BothTypes, BlockSizeDoesNotMatter) {
   }
 }
 
+// Weights loaded a layer at a time are the same numbers in the same sums: no rounding to allow for.
 TEST_P(BothTypes, StreamingWeightsDoesNotMatter) {
   EngineOptions stream = Base(GetParam());
   stream.stream = true;
@@ -133,6 +140,7 @@ TEST_P(BothTypes, ThreadsDoNotMatter) {
   ExpectSame(Base(GetParam()), threads, {{PromptA(), {}}}, bound());
 }
 
+// Logits of shared rows are not computed, so only tokens can be compared for them. 10 + 11 + 10 rows of prompts.
 TEST(Engine, PrefixCacheSharesBlocksAndChangesNothing) {
   std::vector<PromptInput> prompts = {{PromptA(), {}}, {PromptA(), {}}, {PromptA(), {}}};
   prompts[1].tokens.push_back(305);
@@ -154,6 +162,7 @@ TEST(Engine, PrefixCacheSharesBlocksAndChangesNothing) {
   }
 }
 
+// Above zero, or both would have run in the same type.
 TEST(Engine, F32AgreesWithF64WithinTheBound) {
   for (const auto path : {AttentionPath::kMaterialised, AttentionPath::kAbsorbed}) {
     EngineOptions f32 = Base(ComputeDType::kF32), f64 = Base();
@@ -171,6 +180,7 @@ TEST(Engine, BoundIsFarBelowAFault) {
   EXPECT_GT(LargestDifference(MustRun(Base(), {{PromptA(), {}}}), MustRun(faulty, {{PromptA(), {}}})), 100 * kBoundF32);
 }
 
+// Each logit is a bf16 number, further from float32 than rounding in float32 explains, and as near as bf16 should be.
 TEST(Engine, Bf16RunIsRoundedAndNearF32) {
   EngineOptions bf16 = Base(ComputeDType::kBF16);
   bf16.max_tokens = 1;
@@ -195,6 +205,7 @@ TEST(Engine, ForcedTokensAreFollowedAndGiveTheSameLogits) {
   EXPECT_EQ(other.generations[0].tokens, (std::vector<int64_t>{5, 6, 7}));
 }
 
+// The draw depends on seed, request and position alone (model/sampling.h).
 TEST(Engine, SamplingIsSeededAndIndependentOfTheBatch) {
   EngineOptions options = Base(ComputeDType::kF32);
   options.temperature = 1.0;
@@ -217,6 +228,7 @@ TEST(Engine, SecondCallOfGenerateEqualsTheFirst) {
   EXPECT_EQ((*first)[1].tokens, (*second)[1].tokens);
 }
 
+// 24 is the largest logit: a cache that was garbage would move them by as much.
 TEST(Engine, Fp8CacheIsNearAndNotEqual) {
   EngineOptions fp8 = Base();
   fp8.kv_dtype = KvDType::kFp8E4M3;
@@ -225,6 +237,7 @@ TEST(Engine, Fp8CacheIsNearAndNotEqual) {
   EXPECT_LT(difference, 24);
 }
 
+// 16 rows see each other in a window of 16; in one of 15 the earlier rows still see all before them.
 TEST(Engine, WindowAsLongAsTheTextChangesNothing) {
   const std::vector<PromptInput> prompts = {{PromptA(), {}}};
   const auto plain = RunModel(Base(), prompts);
@@ -244,6 +257,7 @@ TEST(Engine, WindowAsLongAsTheTextChangesNothing) {
   EXPECT_EQ(plain->logits.at(before), narrow->logits.at(before));
 }
 
+// Observation must not move a rounding.
 TEST(Engine, RecordingChangesNoBit) {
   TempFolder folder;
   for (const auto path : {AttentionPath::kMaterialised, AttentionPath::kAbsorbed}) {
@@ -256,6 +270,7 @@ TEST(Engine, RecordingChangesNoBit) {
   }
 }
 
+// Layers 2 and 3 computed from the recorded output of layer 1: the same bits. Another prompt has no rows there.
 TEST(Engine, LayersFromTheMiddleContinueAPayload) {
   TempFolder folder;
   EngineOptions whole = Base();

@@ -18,6 +18,7 @@ namespace {
 using RowKey = std::tuple<std::string, int32_t, uint64_t, int64_t>;
 using StepRowsOf = std::map<int64_t, std::map<RowKey, std::vector<uint64_t>>>;
 
+// Digests say whether the bits differ, which is all that is asked here.
 StepRowsOf Rows(const Trace& trace) {
   StepRowsOf out;
   for (uint64_t i = 0; i < trace.event_count(); ++i) {
@@ -70,8 +71,10 @@ std::vector<int64_t> LayersOf(const FaultDef& def) {
   return out;
 }
 
+// One instance for each row of the table of faults.
 class PlantedFault : public ::testing::TestWithParam<FaultDef> {};
 
+// The clean twin has the overrides of the configuration that the fault needs, and not the fault.
 TEST_P(PlantedFault, IsFirstSeenWhereTheTableSays) {
   const FaultDef& def = GetParam();
   EngineOptions options;
@@ -149,6 +152,7 @@ TEST(Faults, ImpossibleLayerIsRefusedWithThePossibleOnes) {
   EXPECT_EQ(RunModel(options, {{PromptA(), {}}}).status().code(), Code::kUsage);
 }
 
+// A fault that changes nothing would teach that it cannot be found.
 TEST(Faults, FaultWithoutEffectIsRefused) {
   EngineOptions options;
   options.max_tokens = 1;

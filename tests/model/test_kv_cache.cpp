@@ -11,6 +11,7 @@
 namespace assay {
 namespace {
 
+// Determined by the order of calls alone, so that two runs have the same tables.
 TEST(BlockPool, IdsAscendAndFreedOnesComeBackLastFirst) {
   BlockPool pool;
   EXPECT_EQ(pool.Allocate(), 0);
@@ -34,6 +35,7 @@ TEST(BlockPool, SharedBlockIsFreedWithItsLastOwner) {
   EXPECT_EQ(pool.Allocate(), block);
 }
 
+// The key of a block is its tokens and the block before it, not its tokens alone.
 TEST(BlockPool, PrefixIsKnownByItsWholeHistory) {
   BlockPool pool;
   const std::vector<int64_t> a = {1, 2}, b = {3, 4};
@@ -72,6 +74,7 @@ TEST(E4M3, EncodesToTheNearestCodeTiesToEven) {
   }
 }
 
+// e4m3fn has no infinity; 448 is its largest number.
 TEST(E4M3, LargeValuesSaturateAndNanStays) {
   EXPECT_EQ(DecodeE4M3(EncodeE4M3(1e30f)), 448.0f);
   EXPECT_EQ(DecodeE4M3(EncodeE4M3(-std::numeric_limits<float>::infinity())), -448.0f);
@@ -79,6 +82,7 @@ TEST(E4M3, LargeValuesSaturateAndNanStays) {
 }
 
 template <class T>
+// A row that says which position and column each element is of, exact in every storage type but e4m3.
 std::vector<T> RowOf(int64_t position, int64_t width) {
   std::vector<T> row(static_cast<size_t>(width));
   for (int64_t i = 0; i < width; ++i) row[static_cast<size_t>(i)] = static_cast<T>(position) + static_cast<T>(i) / T{8};

@@ -47,6 +47,7 @@ TYPED_TEST(NormAndRope, RmsNormAgreesWithLongDouble) {
   }
 }
 
+// Closed form for both pairings, times the table's magnitude; angles are computed in double for both types.
 TYPED_TEST(NormAndRope, RotationKeepsPairNormsAndTurnsByTheAngle) {
   const double u = std::numeric_limits<TypeParam>::epsilon() / 2;
   RopeTable table;
@@ -74,6 +75,7 @@ TYPED_TEST(NormAndRope, RotationKeepsPairNormsAndTurnsByTheAngle) {
   }
 }
 
+// All 32768 positive patterns: the value itself, the midpoint to the next, and one ulp to either side of it.
 TEST(RoundToBf16, IsNearestEvenForEveryUpperHalf) {
   for (uint32_t upper = 0; upper < 0x8000; ++upper) {
     const float low = std::bit_cast<float>(upper << 16);
@@ -88,6 +90,7 @@ TEST(RoundToBf16, IsNearestEvenForEveryUpperHalf) {
   }
 }
 
+// Rounding the pattern as a number would carry the payload away and leave an infinity.
 TEST(RoundToBf16, NanWithALowPayloadStaysNan) {
   EXPECT_TRUE(std::isnan(RoundToBf16(std::bit_cast<float>(0x7f800001u))));
   EXPECT_TRUE(std::isinf(RoundToBf16(std::numeric_limits<float>::max())));

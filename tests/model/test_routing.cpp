@@ -72,6 +72,7 @@ TEST(Route, GroupsAreChosenByTheirTwoBest) {
   EXPECT_EQ(best.ids, (std::vector<int64_t>{0, 1}));
 }
 
+// The other group's best is 0.001 of a logit away, the own group's second a whole one: the nearer counts.
 TEST(Route, GroupChoiceCountsInTheMargin) {
   ModelConfig c = Softmax(4, 1);
   c.n_group = 2;
@@ -102,6 +103,7 @@ TEST(Route, NanLogitsStillGiveValidExperts) {
   }
 }
 
+// Each planted fault against its own closed form, so that it is that fault and not another.
 TEST(Route, EachFaultChangesWhatItsNameSays) {
   ModelConfig c = Sigmoid(4, 2);
   c.routed_scaling_factor = 2;

@@ -65,6 +65,7 @@ TEST(Scheduler, DecodingRequestsGoBeforePromptsAndShareTheBudget) {
   EXPECT_EQ(plan.sequences[1].first_position, 3);
 }
 
+// Without chunks a prompt is not cut, so the limit of the batch has to give way.
 TEST(Scheduler, PromptAboveTheLimitWaitsAndRunsAloneInOnePiece) {
   SchedulerOptions o;
   o.max_batch_tokens = 6;
@@ -123,6 +124,7 @@ TEST(ChooseToken, GreedyTakesTheFirstOfTheLargest) {
   EXPECT_EQ(ChooseToken(others, 4, 0, 0, 0, 0).margin, 2);
 }
 
+// A NaN compares as neither larger nor smaller; the choice has to be among the finite ones, greedy or drawn.
 TEST(ChooseToken, NanIsNeverChosen) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const double logits[] = {nan, 1, nan, 2};
