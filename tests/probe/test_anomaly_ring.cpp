@@ -18,6 +18,7 @@ std::vector<uint64_t> Sequences(const std::vector<PendingEvent>& events) {
   return out;
 }
 
+// Two steps are kept; when step 10 shows an anomaly, 9 and 10 are written, and what step 10 still brings.
 TEST(AnomalyRing, AnomalyYieldsTheLastStepsAndTheRestOfItsOwn) {
   AnomalyRing ring(2, uint64_t{1} << 30);
   for (int64_t step = 0; step < 10; ++step) {
@@ -32,12 +33,14 @@ TEST(AnomalyRing, AnomalyYieldsTheLastStepsAndTheRestOfItsOwn) {
   EXPECT_EQ(ring.triggers(), 1u);
 }
 
+// Hosts that know no steps: each time the site fires is one.
 TEST(AnomalyRing, WithoutStepsTheOccurrenceOfTheSiteIsTheStep) {
   AnomalyRing ring(3, uint64_t{1} << 30);
   for (uint64_t i = 0; i < 100; ++i) ring.Push(At(-1, i), i, false);
   EXPECT_EQ(Sequences(ring.Trigger()), (std::vector<uint64_t>{97, 98, 99}));
 }
 
+// Payloads count: five events, room for two.
 TEST(AnomalyRing, MemoryCapEvictsTheOldestAndCountsThem) {
   PendingEvent big = At(0, 1);
   big.payload.resize(1000);

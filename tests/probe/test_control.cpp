@@ -29,6 +29,7 @@ class Control : public ::testing::Test {
   std::string dir_, host_;
 };
 
+// The page is shared memory: what the child writes is seen here without a call.
 TEST_F(Control, AnotherProcessArmsNarrowsAndDisarms) {
   const auto here = ArmSwitch::Create(dir_, host_, false);
   ASSERT_NE(here, nullptr);
@@ -56,6 +57,7 @@ TEST_F(Control, AnotherProcessArmsNarrowsAndDisarms) {
   EXPECT_TRUE(here->selection().has_steps) << "disarming leaves the selection alone";
 }
 
+// Any process of this user may write the page: counts beyond the arrays must not be believed.
 TEST_F(Control, ForgedCountsAreBounded) {
   const auto here = ArmSwitch::Create(dir_, host_, true);
   auto* page = static_cast<ControlPage*>(here->page());
@@ -67,6 +69,7 @@ TEST_F(Control, ForgedCountsAreBounded) {
   EXPECT_EQ(here->selection().requests.size(), kControlRequests);
 }
 
+// An odd generation: the writer is in the middle; the selection of before stays.
 TEST_F(Control, APageThatIsBeingWrittenIsNotRead) {
   const auto here = ArmSwitch::Create(dir_, host_, true);
   auto* page = static_cast<ControlPage*>(here->page());
@@ -98,6 +101,7 @@ TEST_F(Control, AFolderThatCannotBeWrittenLeavesArmingToTheProcess) {
   EXPECT_FALSE(here->armed());
 }
 
+// The mapping is shared across fork, so the child takes a page of its own.
 TEST_F(Control, AChildOfForkIsArmedApartFromItsParent) {
   const auto here = ArmSwitch::Create(dir_, host_, true);
   const pid_t child = ::fork();

@@ -46,6 +46,7 @@ TEST(Observe, CanonicalNameGivesRowAndHeadAxis) {
   EXPECT_EQ(f.pending.event.segments[0].heads.size(), 2u);
 }
 
+// Axes of two letters for a tensor of rank 3 are a slip of the host's, and said.
 TEST(Observe, GivenAxesWinAndMustFitTheRank) {
   Fixture f("my.tensor");
   f.o.axes = "H d T";
@@ -58,6 +59,7 @@ TEST(Observe, GivenAxesWinAndMustFitTheRank) {
   EXPECT_EQ(refused.message(), "my.tensor: axes \"T d\" do not fit a tensor of rank 3");
 }
 
+// Axis 0 stands for the rows of the statistics where there are no token rows, and cannot be the heads as well.
 TEST(Observe, HeadsFirstWithoutTokenRowsAreMeasuredWithoutAHeadGrid) {
   Fixture f("layers.0.attn.W_UV");
   f.o.axes = "H c dv";
@@ -70,6 +72,7 @@ TEST(Observe, HeadsFirstWithoutTokenRowsAreMeasuredWithoutAHeadGrid) {
   EXPECT_TRUE(f.pending.event.segments[0].heads.empty());
 }
 
+// The host records the site in a shape of its own: without rows rather than with wrong ones.
 TEST(Observe, CanonicalAxesOfAnotherRankAreIgnored) {
   Fixture f("layers.0.attn.q");
   f.shape = {6, 8};
@@ -148,6 +151,7 @@ TEST(Observe, MarginBesideTheTokensIsNoContent) {
   EXPECT_NE(f.pending.event.segments[0].stats.sum_sq, 0);
 }
 
+// Row 5 is padding, where anything may stand; an lse of -inf is that of a row without keys.
 TEST(Observe, NonFiniteIsAnAnomalyButNotInPaddingAndNotMinusInfinityInAnLse) {
   const float inf = std::numeric_limits<float>::infinity();
   Fixture f;
@@ -205,6 +209,7 @@ TEST(Observe, RowsWithoutARowAxisAreRefusedNotDropped) {
   EXPECT_EQ(f.pending.event.segments[0].request, 7u);
 }
 
+// Addresses that overflow or wrap would be read otherwise.
 TEST(Observe, StridesBeyondAnyMemoryAreRefusedNotFollowed) {
   constexpr int64_t kMax = std::numeric_limits<int64_t>::max(), kMin = std::numeric_limits<int64_t>::min();
   Fixture f("some.tensor");
@@ -226,6 +231,7 @@ TEST(Observe, StridesBeyondAnyMemoryAreRefusedNotFollowed) {
   EXPECT_TRUE(f.Run().ok());
 }
 
+// No elements, but a row cell for each of 2^63 rows.
 TEST(Observe, HugeExtentWithoutElementsIsRefusedNotWalked) {
   Fixture f("some.tensor");
   f.shape = {std::numeric_limits<int64_t>::max(), 0};
@@ -250,6 +256,7 @@ TEST(StderrLine, HasSiteShapeNormAndNonFiniteCounts) {
             "assay layers.0.attn.q f32 [6, 2, 4] step 4 decode rank 0 norm 5 min -4 max 3 nan 1 inf 0\n");
 }
 
+// A pattern that matches nothing names its nearest site; a drop is counted with the first of its reasons.
 TEST(SiteRegistry, CoverageNamesWhatWasNotFoundAndWhatNeverFired) {
   Settings settings;
   settings.include.patterns = {"layers.*.attn.*", "logitz"};

@@ -141,6 +141,7 @@ TEST_F(RecorderTest, FiltersLeaveOutAndCountSkipped) {
                                       "layers.5.attn.q:skipped", "logits:skipped"}));
 }
 
+// wants() makes the site known under its name alone; Record then fills in what only it knows.
 TEST_F(RecorderTest, AskingFirstLosesNeitherAxesNorCoverage) {
   settings_.exclude.patterns = {"*.k"};
   auto recorder = Open();
@@ -192,6 +193,7 @@ TEST_F(RecorderTest, PayloadIsTheContiguousTensor) {
   }
 }
 
+// The first tensor takes 96 of 100 bytes; the second keeps its statistics and loses its values.
 TEST_F(RecorderTest, PayloadBeyondItsBudgetIsCountedAndTheEventStays) {
   settings_.level = Level::kPayload;
   settings_.payload_budget = 100;
@@ -206,6 +208,7 @@ TEST_F(RecorderTest, PayloadBeyondItsBudgetIsCountedAndTheEventStays) {
   EXPECT_EQ(Notes(*trace), (std::vector<std::string>{"logits:dropped"}));
 }
 
+// Token ids are the user's text: without the setting only the key, a hash of them, is kept.
 TEST_F(RecorderTest, TokensAreStoredOnlyWhenAsked) {
   const std::vector<int64_t> tokens = {5, 6, 7};
   for (bool asked : {false, true}) {
@@ -272,6 +275,7 @@ TEST_F(RecorderTest, RingWritesTheLastStepsWhenANonFiniteValueAppears) {
   EXPECT_EQ(steps, (std::vector<int64_t>{4, 4, 5, 5}));
 }
 
+// Events of the ring are written much later than they were seen.
 TEST_F(RecorderTest, RingKeepsTheTimeOfTheObservation) {
   settings_.ring_steps = 2;
   auto recorder = Open();
@@ -341,6 +345,7 @@ TEST_F(RecorderTest, ForkedChildGoesOnInItsOwnFile) {
   EXPECT_EQ(of_child, (std::vector<std::string>{"logits@2"}));
 }
 
+// Four threads at seven sites that none of them has announced.
 TEST_F(RecorderTest, ThreadsLoseNothing) {
   auto recorder = Open();
   std::vector<std::thread> threads;

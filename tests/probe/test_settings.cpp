@@ -73,6 +73,7 @@ TEST(Settings, OneSizeSetsBothBudgets) {
   EXPECT_EQ(s.payload_budget, uint64_t{64} << 20);
 }
 
+// Whole messages: what a user sees is the interface.
 TEST(Settings, ErrorsNameVariableColumnAndWhatIsExpected) {
   EXPECT_EQ(ErrorOf("ASSAY_LAYERS=0,x"),
             "ASSAY_LAYERS, column 3: expected intervals such as 0,1,4-6 or 3-, or all, found \"x\" (in \"0,x\")");
@@ -99,6 +100,8 @@ TEST(Settings, ErrorsNameVariableColumnAndWhatIsExpected) {
       "ASSAY, column 1: expected a profile (all, attn, mla, mlp, moe, io) or off, found \"mlaa\"; did you mean mla?");
 }
 
+// Regular expressions come from the environment and are compiled by the C library inside the host: none may take its
+// memory.
 TEST(Settings, BadPatternsAreRefusedWithTheirColumn) {
   EXPECT_EQ(ErrorOf("ASSAY_INCLUDE=a,,b"),
             "ASSAY_INCLUDE, column 3: expected a glob such as layers.*.attn.q, or /regex/, found \",b\" (in \"a,,b\")");
@@ -151,6 +154,7 @@ TEST(Settings, InstructionSetThatIsNotThereIsRefused) {
   EXPECT_EQ(ErrorOf("ASSAY_ISA=portable"), "ASSAY_ISA is read from the environment alone; set it there");
 }
 
+// What a trace keeps of its settings can be given again; commas and brackets inside of patterns survive.
 TEST(Settings, FormattedSettingsParseToThemselves) {
   for (const std::vector<std::string>& given : std::vector<std::vector<std::string>>{
            {},

@@ -9,6 +9,7 @@
 namespace assay {
 namespace {
 
+// A view with the extents and strides that it points at; the view of a copy would still point into the original.
 struct Owned {
   std::vector<int64_t> shape, strides;
   TensorView view;

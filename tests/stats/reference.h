@@ -21,6 +21,7 @@ struct Element {
   uint64_t row_major;
 };
 
+// In row-major order of the view; columns count over all axes but row_axis.
 inline std::vector<Element> ElementsOf(const TensorView& view, int row_axis) {
   std::vector<Element> out;
   int64_t total = 1;
@@ -43,6 +44,7 @@ inline std::vector<Element> ElementsOf(const TensorView& view, int row_axis) {
   return out;
 }
 
+// All 64 buckets: the tests fold them.
 struct ReferenceCell {
   long double sum_sq = 0;
   long double sketch[kSketchSize] = {};
@@ -164,6 +166,7 @@ inline Reference MeasureReference(const TensorView& view, const LogicalLayout& l
       cell->sketch[bucket] += term;
     }
   }
+  // -0 counts as +0.
   if (s.min == 0) s.min = 0;
   if (s.max == 0) s.max = 0;
   s.digest = ReferenceDigest(all, request, view.dtype);

@@ -23,6 +23,7 @@ std::vector<uint8_t> FromHex(const std::string& hex) {
   return bytes;
 }
 
+// 64-bit numbers are text in the file: JSON readers of other languages cut them to doubles.
 uint64_t Number(const Json& text) { return std::stoull(text.get<std::string>()); }
 
 // Float running sums of at most 256 additions of elements of this norm, then double.
@@ -34,6 +35,7 @@ void ExpectSketch(std::span<const double> got, const Json& want, double bound, c
     EXPECT_LE(std::abs(got[k] - want[k].get<double>()), bound) << what << " " << k;
 }
 
+// null in the file: no finite element, which the library says with NaN.
 void ExpectExtreme(double got, const Json& want, const std::string& what) {
   if (want.is_null()) {
     EXPECT_TRUE(std::isnan(got)) << what;
@@ -42,6 +44,7 @@ void ExpectExtreme(double got, const Json& want, const std::string& what) {
   }
 }
 
+// Counts, extremes, digests and histogram bit for bit, sums and sketches within the bounds of docs/numerics.md.
 void ExpectSegment(const Segment& got, const Json& want, double sum_bound, const std::string& what) {
   const Stats& s = got.stats;
   EXPECT_EQ(got.request, Number(want["request"])) << what;
@@ -91,6 +94,7 @@ void ExpectSegment(const Segment& got, const Json& want, double sum_bound, const
   }
 }
 
+// The file is a second implementation's answer: what both share is the description alone.
 TEST(Golden, EveryInstructionSetMatchesTheVectors) {
   std::ifstream file(ASSAY_SOURCE_DIR "/tests/golden/stats.json");
   ASSERT_TRUE(file.good());

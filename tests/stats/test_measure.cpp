@@ -62,6 +62,7 @@ double SumBound(DType dtype, double n) {
   return n * 0x1p-53 + (IsFloat(dtype) && BitsOf(dtype) <= 16 ? 10 * 0x1p-24 : 0);
 }
 
+// Errors relative to the sums of magnitudes, since the sums themselves may cancel.
 void ExpectSums(const Stats& got, const Reference& want, DType dtype, const std::string& what) {
   const double n = static_cast<double>(want.stats.count);
   // Random f64 patterns reach 1e308: their sums may leave the range, and then say so by being infinite or NaN.
@@ -80,6 +81,7 @@ void ExpectSums(const Stats& got, const Reference& want, DType dtype, const std:
   }
 }
 
+// Cells of rows and heads are folded from the reference's 64 buckets, as the definition has it.
 void ExpectSegment(const Segment& got, const Reference& want, const LogicalLayout& logical,
                    const MeasureOptions& options, DType dtype, const std::string& what) {
   const Stats& a = got.stats;
@@ -170,6 +172,7 @@ constexpr DType kAll[] = {DType::kF64,    DType::kF32,    DType::kF16,        DT
                           DType::kI32,    DType::kF4E2M1, DType::kI16,        DType::kI8,         DType::kU64,
                           DType::kU32,    DType::kU16,    DType::kU8,         DType::kBool};
 
+// Lengths on both sides of a group of 8, of the widths of vectors and of a block; random bits give every special value.
 TEST(Measure, EveryLengthOfAContiguousVectorAgreesWithTheDefinition) {
   for (DType dtype : kAll) {
     for (Fill fill : {Fill::kRandomBits, Fill::kModest, Fill::kZeros}) {
@@ -182,6 +185,7 @@ TEST(Measure, EveryLengthOfAContiguousVectorAgreesWithTheDefinition) {
   }
 }
 
+// 61000 elements, above where kernels keep running sums; equal elements are what rounding errors add up on.
 TEST(Measure, LargeMatrixUsesTheRunningSumsAndAgrees) {
   for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kF64, DType::kF8E4M3FN, DType::kI8, DType::kI32}) {
     for (Fill fill : {Fill::kModest, Fill::kConstant, Fill::kRandomBits}) {
@@ -222,6 +226,7 @@ TEST(Measure, SquaresOfTinyBf16NumbersAreNotLost) {
   }
 }
 
+// Heads of 6 and 72 columns and shards that begin at column 3 do not lie on whole groups.
 TEST(Measure, HeadsAndShardsOfATokenTensorAgree) {
   for (DType dtype : kAll) {
     const std::vector<uint8_t> bytes = MakeData(dtype, 20000, Fill::kRandomBits, 21);
@@ -242,6 +247,7 @@ TEST(Measure, HeadsAndShardsOfATokenTensorAgree) {
   }
 }
 
+// Gaps, broadcasts, transpositions and reversed axes, with an odd first element for types of half a byte.
 TEST(Measure, StridedBroadcastAndNegativeViewsAgree) {
   for (DType dtype : kAll) {
     const std::vector<uint8_t> bytes = MakeData(dtype, 8000, Fill::kRandomBits, 33);
@@ -318,6 +324,7 @@ TEST(Measure, HistogramOfContiguousRowsIsThatOfTheSameValuesApart) {
   }
 }
 
+// 64 intervals of 128 groups and a rest of 127: the 65th interval's group lies inside of the rest (docs/numerics.md).
 TEST(Measure, HistogramTakesOneGroupMoreWhereTheSampleDoesNotDivide) {
   ASSERT_LT(Mix64(65) & 127, 127u);  // the last group is there
   const int64_t n = (64 * 128 + 127) * 8, stride = 1;
@@ -349,6 +356,7 @@ TEST(Measure, EmptyAndRankZeroViewsAreOneSegment) {
   EXPECT_EQ(segments[0].stats.digest, 0u);
 }
 
+// Positions 50 to 199 in segments of 64: cut at 64, 128 and 192, wherever the run begins.
 TEST(Measure, SegmentsAreCutAtMultiplesOfTheSegmentLength) {
   std::vector<float> data(200 * 8, 1.0f);
   const int64_t shape[] = {200, 8}, strides[] = {8, 1};

@@ -38,6 +38,7 @@ std::vector<Segment> MeasureRows(const float* data, int64_t rows, int64_t cols, 
   return out;
 }
 
+// Sums and sketches to rounding, everything else to the last bit.
 void ExpectAddsUp(const Stats& sum, const Stats& whole, bool digest) {
   EXPECT_EQ(sum.count, whole.count);
   EXPECT_EQ(sum.min, whole.min);
@@ -87,6 +88,7 @@ TEST(Pieces, ShardsOfARowAddUpToTheWhole) {
   }
 }
 
+// Linearity: the sketch of a sum is the sum of the sketches, so a reduction can be checked without its values.
 TEST(Pieces, PartialSumsOfRanksAddUpToTheReducedTensor) {
   const int64_t rows = 9, cols = 1024;
   const std::vector<float> a = Normal(static_cast<size_t>(rows * cols), 3);
@@ -100,6 +102,8 @@ TEST(Pieces, PartialSumsOfRanksAddUpToTheReducedTensor) {
   EXPECT_LE(SketchDistance(sum.sketch, reduced.sketch), 1e-5 * std::sqrt(reduced.sum_sq));
 }
 
+// What a stale row is recognised by. The segment's digest does depend on them, or rows that changed places would not
+// show.
 TEST(Pieces, RowDigestsDoNotDependOnPositionOrRequest) {
   const int64_t rows = 6, cols = 333;
   const std::vector<float> data = Normal(static_cast<size_t>(rows * cols), 5);
@@ -112,6 +116,7 @@ TEST(Pieces, RowDigestsDoNotDependOnPositionOrRequest) {
   EXPECT_NE(a[0].stats.digest, b[0].stats.digest);
 }
 
+// All 2048 bits of 64 elements, one at a time, and two elements that change places.
 TEST(Pieces, AnyChangedBitChangesTheDigest) {
   std::vector<float> data = Normal(64, 6);
   const RowRun run{1, 0, 1, 0, false};
@@ -126,6 +131,8 @@ TEST(Pieces, AnyChangedBitChangesTheDigest) {
   EXPECT_NE(MeasureRows(data.data(), 1, 64, 64, run, 0, 0, 64)[0].stats.digest, before);
 }
 
+// One long row is cut between groups, many rows between rows; the view is a shard at column 3, so that groups are cut
+// too.
 TEST(Pieces, ThreadsChangeNeitherCountsNorExtremesNorDigest) {
   std::vector<float> data = Normal(1 << 20, 7);
   data[12345] = std::nanf("");
@@ -166,6 +173,7 @@ TEST(Pieces, ThreadsChangeNeitherCountsNorExtremesNorDigest) {
 }
 
 #if defined(__x86_64__)
+// Subnormals would be counted as zeros, and the host's setting must be as it was afterwards.
 TEST(Pieces, FlushToZeroOfTheHostChangesNoStatistic) {
   std::vector<float> data(64, 1e-40f);
   const RowRun run{1, 0, 1, 0, false};
@@ -183,6 +191,7 @@ TEST(Pieces, FlushToZeroOfTheHostChangesNoStatistic) {
 }
 #endif
 
+// Known: -a is 2 away from a, 1.01 a is 0.01 away and parallel to it; estimates are within three standard deviations.
 TEST(Pieces, CosineAndRelativeL2OfKnownTensors) {
   const std::vector<float> a = Normal(4096, 8);
   std::vector<float> b = a, c = a;

@@ -121,6 +121,7 @@ const Kind kKinds[] = {
      }},
 };
 
+// REQUIRES: positions that do not cross a multiple of segment_rows.
 Segment MeasureWhole(const Matrix& m, uint64_t request, int64_t position, int64_t segment_rows) {
   const int64_t shape[] = {m.rows, m.heads, m.d};
   const int64_t strides[] = {m.heads * m.d, m.d, 1};
@@ -136,6 +137,8 @@ Segment MeasureWhole(const Matrix& m, uint64_t request, int64_t position, int64_
   return segments.at(0);
 }
 
+// What docs/numerics.md promises of the estimate, over faults that are as far from random as faults are: one channel,
+// one element, a shift by a row, a period of the columns.
 TEST(Sketch, DistanceIsWithinAQuarterOfTheTruthAndUnbiased) {
   constexpr int kSalts = 400;
   constexpr int64_t kDims[] = {8, 16, 24, 50, 64, 96, 128, 192};
