@@ -85,8 +85,8 @@ class NearTie:
 class SiteComparison:
     """The worst row of one site. ``cosine`` and ``max_abs`` are None when they are not known.
 
-    The row is the one whose difference is largest against its bound. ``rel_l2``: distance over the norm of the
-    reference; ``rel_l2_in``: the same of its inputs; ``bound``: what noise may reach. ``rows_set_aside`` are not in
+    The row is the one whose difference is largest against its bound. ``rel_l2``: its relative L2
+    difference; ``rel_l2_in``: the largest of its inputs; ``bound``: what noise may reach. ``rows_set_aside`` are not in
     ``rows_bad``.
     """
 

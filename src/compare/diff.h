@@ -43,9 +43,9 @@ struct NearTie {
 // both sides at the larger of the two values (of integers: 1).
 struct PayloadDifference {
   static constexpr int kUlpBins = 32;
-  uint64_t elements = 0;          // compared; 0: no payload on both sides
-  uint64_t nonfinite_differ = 0;  // elements that are NaN or infinite on one side only, or differently
-  double max_abs = 0, rel_l2 = 0, cosine = 0;
+  uint64_t elements = 0;                       // compared; 0: no payload on both sides
+  uint64_t nonfinite_differ = 0;               // elements that are NaN or infinite on one side only, or differently
+  double max_abs = 0, rel_l2 = 0, cosine = 0;  // over elements that are finite on both sides
   double ulp_p50 = 0, ulp_p99 = 0, ulp_max = 0;
   // Elements by distance: equal, up to 1, up to 2, up to 4 ulp …; the last bin holds the rest.
   std::array<uint64_t, kUlpBins> ulp_histogram{};
@@ -53,15 +53,17 @@ struct PayloadDifference {
   double value_a = 0, value_b = 0;                 // there
 };
 
-// One line a site for the table: worst row of the site.
+// One line a site for the table. The worst row is the one whose difference is largest against its bound; rel_l2,
+// rel_l2_in (the largest of its inputs) and bound are that row's, relative to the size that the row has or, by its
+// inputs, should have. Of payloads the relative differences are over all elements and the larger of both norms.
 struct SiteComparison {
   std::string name;
-  uint64_t rows = 0, rows_bad = 0, rows_set_aside = 0;
+  uint64_t rows = 0, rows_bad = 0, rows_set_aside = 0;  // looked at; of them wrong; of them not judged
   double rel_l2 = 0, rel_l2_in = 0, bound = 0;
-  double max_abs = -1;  // from payloads; -1: not known
-  double cosine = -2;   // from payloads, or from sketches; -2: not known
-  PayloadDifference payload;
-  std::string note;
+  double max_abs = -1;        // from payloads; -1: not known
+  double cosine = -2;         // from payloads, or from sketches; -2: not known
+  PayloadDifference payload;  // elements 0: not stored on both sides
+  std::string note;           // why the site was not compared or only in part
 };
 
 struct DiffOptions {
@@ -70,13 +72,14 @@ struct DiffOptions {
   int threads = 0;          // 0: all cores
 };
 
+// Owns all its content; nothing points into the traces.
 struct DiffResult {
-  Verdict verdict = Verdict::kIncomparable;
-  std::vector<FirstBad> findings;  // in causal order; findings[0] is first_bad
+  Verdict verdict = Verdict::kIncomparable;  // kFault as soon as there is a finding
+  std::vector<FirstBad> findings;            // in causal order; findings[0] is first_bad
   Coverage coverage;
   std::vector<NearTie> near_ties;
-  std::vector<SiteComparison> sites;
-  std::string summary;
+  std::vector<SiteComparison> sites;  // in causal order
+  std::string summary;                // one sentence, the verdict first
 };
 
 // kUsage: the tolerance. kBadInput: the floor trace, or more rows than can be numbered. The traces must outlive the

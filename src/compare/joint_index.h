@@ -55,14 +55,15 @@ struct RowInterval {
   uint32_t base;  // row number of the first
 };
 
+// Borrows both traces. Immutable once built; may be read from several threads.
 struct JointIndex {
   const Trace* trace[2] = {nullptr, nullptr};
   std::vector<JointSite> sites;  // causal order
   std::vector<JointRequest> requests;
   std::vector<Piece> pieces[2];
   std::vector<RowInterval> intervals;  // ascending (request, first), disjoint
-  uint32_t n_rows = 0;
-  std::vector<std::string> notes;  // what was left out, counted
+  uint32_t n_rows = 0;                 // numbered by the intervals: [0, n_rows)
+  std::vector<std::string> notes;      // what was left out, counted
 
   // kBadInput when the rows cannot be numbered in 32 bits.
   static Result<JointIndex> Build(const Trace& a, const Trace& b, int threads);

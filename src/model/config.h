@@ -32,33 +32,34 @@ std::string_view NameOf(Family family);  // the model_type, "deepseek_v3"
 enum class RopeKind : uint8_t { kDefault, kLinear, kYarn, kLlama3 };
 
 // The keys of rope_parameters (or of the older rope_scaling and rope_theta) as they apply to this family.
+// Formulas: Peng et al., YaRN, sections 3.2 to 3.4; transformers, modeling_rope_utils.py.
 struct RopeConfig {
   RopeKind kind = RopeKind::kDefault;
-  double theta = 10000.0;
-  double factor = 1.0;
-  double original_max_position = 0;
-  double beta_fast = 32, beta_slow = 1;
+  double theta = 10000.0;                 // base of the frequencies
+  double factor = 1.0;                    // of the context length
+  double original_max_position = 0;       // of the unscaled model, in tokens
+  double beta_fast = 32, beta_slow = 1;   // YaRN: turns in the original context between which pairs are blended
   double mscale = 0, mscale_all_dim = 0;  // 0: absent
   double attention_factor = 0;            // 0: by formula
-  double low_freq_factor = 1, high_freq_factor = 4;
-  double partial_rotary_factor = 1.0;  // the first int(d * factor) channels of a head are rotated
-  bool truncate = true;
-  bool interleaved = false;  // pairing (2i, 2i+1); false: (i, i + d/2)
+  double low_freq_factor = 1, high_freq_factor = 4;  // llama3: the same by wavelength
+  double partial_rotary_factor = 1.0;                // the first int(d * factor) channels of a head are rotated
+  bool truncate = true;                              // YaRN: the blended range has whole channel numbers as its ends
+  bool interleaved = false;                          // pairing (2i, 2i+1); false: (i, i + d/2)
 };
 
 struct ModelConfig {
   Family family = Family::kDeepseekV3;
-  std::string model_type;
+  std::string model_type;  // as the file has it: "kimi_k2"
   int64_t hidden_size = 0, n_layers = 0, vocab_size = 0, intermediate_size = 0;
-  int64_t n_heads = 0, n_kv_heads = 0;
-  int64_t head_dim = 0;  // MLA: qk_rope_head_dim
-  int64_t max_position_embeddings = 0;
+  int64_t n_heads = 0, n_kv_heads = 0;  // query heads, and key heads that n_heads / n_kv_heads of them share
+  int64_t head_dim = 0;                 // MLA: qk_rope_head_dim
+  int64_t max_position_embeddings = 0;  // in tokens
   double rms_norm_eps = 1e-6;
-  double latent_norm_eps = 1e-6;  // of q_a_layernorm and kv_a_layernorm: 1e-6 whatever rms_norm_eps says
-  bool tie_word_embeddings = false;
-  bool attention_bias = false;  // on q, k, v (MLA: on q_a and kv_a)
-  bool o_bias = false;
-  bool qk_norm = false;        // RMSNorm over head_dim on q and k, before RoPE, with rms_norm_eps
+  double latent_norm_eps = 1e-6;     // of q_a_layernorm and kv_a_layernorm: 1e-6 whatever rms_norm_eps says
+  bool tie_word_embeddings = false;  // the head is the embedding's weight
+  bool attention_bias = false;       // on q, k, v (MLA: on q_a and kv_a)
+  bool o_bias = false;               // on the output projection
+  bool qk_norm = false;              // RMSNorm over head_dim on q and k, before RoPE, with rms_norm_eps
   bool sandwich_norm = false;  // glm4: a further norm after o_proj and one after the FFN, before each residual add
   // MLA; kv_lora_rank 0: not MLA. q_lora_rank 0: plain q_proj.
   int64_t kv_lora_rank = 0, q_lora_rank = 0, qk_nope_head_dim = 0, qk_rope_head_dim = 0, v_head_dim = 0;
@@ -80,10 +81,10 @@ struct ModelConfig {
   double norm_topk_eps = 0;
   double routed_scaling_factor = 1.0;
   std::vector<uint8_t> moe_layer;
-  int64_t bos_token_id = -1;
-  std::vector<int64_t> eos_token_ids;
-  std::string dtype;               // of the checkpoint as declared
-  std::vector<std::string> notes;  // what of the config is left out on purpose, one sentence each
+  int64_t bos_token_id = -1;           // -1: none
+  std::vector<int64_t> eos_token_ids;  // any of them ends a generation
+  std::string dtype;                   // of the checkpoint as declared
+  std::vector<std::string> notes;      // what of the config is left out on purpose, one sentence each
 
   bool mla() const { return kv_lora_rank > 0; }
   int64_t qk_head_dim() const { return mla() ? qk_nope_head_dim + qk_rope_head_dim : head_dim; }

@@ -28,20 +28,20 @@ struct EngineOptions {
   AttentionPath path = AttentionPath::kMaterialised;  // MLA only; MHA/GQA models have one path
   ComputeDType dtype = ComputeDType::kF32;
   KvDType kv_dtype = KvDType::kAuto;
-  double kv_scale = 0;      // fp8: dequantised = code * scale; 0: amax of a layer's first rows / 448
-  int shards = 1;           // tensor-parallel ranks in lock-step, reductions explicit
-  int64_t chunk = 0;        // prefill chunk in tokens, 0: in one piece; chunks merge by LSE
-  int64_t block_size = 16;  // of the paged cache
-  int64_t max_batch_tokens = 8192;
-  bool prefix_cache = false;  // equal prompt prefixes share full blocks
-  bool sequential = false;    // one request after the other, instead of batched
-  int threads = 1;
-  int64_t max_tokens = 16;
-  double temperature = 0;  // 0: greedy
-  uint64_t seed = 0;
-  bool ignore_eos = false;
-  bool stream = false;      // drop weights after use; set by itself when they would fill half of memory
-  bool all_logits = false;  // logits of every row, not only of those that choose a token
+  double kv_scale = 0;              // fp8: dequantised = code * scale; 0: amax of a layer's first rows / 448
+  int shards = 1;                   // tensor-parallel ranks in lock-step, reductions explicit
+  int64_t chunk = 0;                // prefill chunk in tokens, 0: in one piece; chunks merge by LSE
+  int64_t block_size = 16;          // of the paged cache
+  int64_t max_batch_tokens = 8192;  // rows a step
+  bool prefix_cache = false;        // equal prompt prefixes share full blocks
+  bool sequential = false;          // one request after the other, instead of batched
+  int threads = 1;                  // of the kernels
+  int64_t max_tokens = 16;          // to generate for each prompt
+  double temperature = 0;           // 0: greedy
+  uint64_t seed = 0;                // of the draws, with temperature > 0
+  bool ignore_eos = false;          // end tokens do not end a generation
+  bool stream = false;              // drop weights after use; set by itself when they would fill half of memory
+  bool all_logits = false;          // logits of every row, not only of those that choose a token
   int64_t first_layer = 0, last_layer = -1;  // half-open [first, last); last -1: all
   std::string layer_input_trace;             // payload of "layers.(first-1).out" when first_layer > 0
   std::string fault;  // "NAME" or "NAME@layer"; empty: none. "none:NAME" sets up what NAME needs, plants nothing
@@ -60,7 +60,7 @@ struct Generation {
 
 // Of the last call of Generate. A step that has prompt rows counts as prefill with all its rows.
 struct RunStats {
-  double prefill_seconds = 0, decode_seconds = 0;
+  double prefill_seconds = 0, decode_seconds = 0;  // wall clock, recording included
   int64_t prefill_tokens = 0, decode_tokens = 0;
   // Tokens that were chosen from logits with NaN or +inf among them, and the first of these.
   int64_t nonsense_choices = 0, nonsense_prompt = -1, nonsense_position = -1;

@@ -13,27 +13,28 @@
 namespace assay {
 
 struct SchedulerOptions {
-  int64_t block_size = 16;
-  int64_t chunk = 0;  // prompt tokens a step and request; 0: the whole prompt
-  int64_t max_batch_tokens = 8192;
-  bool prefix_cache = false;  // full blocks with equal prefixes are shared
+  int64_t block_size = 16;          // positions a block of the cache
+  int64_t chunk = 0;                // prompt tokens a step and request; 0: the whole prompt
+  int64_t max_batch_tokens = 8192;  // rows a step
+  bool prefix_cache = false;        // full blocks with equal prefixes are shared
   bool sequential = false;
 };
 
 // One request's rows in a step: tokens[first_position .. first_position + n_rows) of the request.
 struct StepSequence {
-  int64_t request = 0;
-  int64_t first_row = 0, n_rows = 0, first_position = 0;
-  bool decode = false;      // the row is a generated token
-  bool samples = false;     // the last row's logits choose the next token
+  int64_t request = 0;                                    // in order of arrival, from 0
+  int64_t first_row = 0, n_rows = 0, first_position = 0;  // row in the step; positions of the request
+  bool decode = false;                                    // the row is a generated token
+  bool samples = false;                                   // the last row's logits choose the next token
   bool prefix_hit = false;  // a prompt row of a request whose beginning came from the prefix cache
 };
 
 struct StepPlan {
-  int64_t rows = 0;
+  int64_t rows = 0;  // of all sequences together
   std::vector<StepSequence> sequences;
 };
 
+// Deterministic: the plan follows from the calls so far. Not thread-safe. Requests are numbered as they are added.
 class Scheduler {
  public:
   explicit Scheduler(const SchedulerOptions& options) : options_(options) {}
@@ -46,9 +47,11 @@ class Scheduler {
   void Append(int64_t request, int64_t token);
   void Finish(int64_t request);
 
+  // Prompt and what was appended; blocks of positions 0, block_size, …; both valid until the next call that is not
+  // const.
   const std::vector<int64_t>& tokens(int64_t request) const { return requests_[static_cast<size_t>(request)].tokens; }
   const std::vector<int32_t>& table(int64_t request) const { return requests_[static_cast<size_t>(request)].table; }
-  int64_t blocks() const { return pool_.capacity(); }
+  int64_t blocks() const { return pool_.capacity(); }  // that were ever in use at once
 
  private:
   struct Request {

@@ -53,6 +53,7 @@ TapView DenseView(const T* data, std::initializer_list<int64_t> shape) {
   return view;
 }
 
+// Pairs put on the event; borrowed for the call.
 using TapMeta = std::span<const std::pair<std::string_view, std::string_view>>;
 
 class Tap {

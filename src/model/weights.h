@@ -69,6 +69,7 @@ struct LayerWeights {
 };
 
 template <class T>
+// What stands behind the last layer.
 struct EndWeights {
   std::vector<T> final_norm;  // [h]
   Matrix<T> lm_head;          // [vocab, h]; tied models: the embedding again

@@ -24,10 +24,10 @@ inline constexpr char kFileSuffix[] = ".assay";
 
 // First 64 bytes of a file, written once.
 struct FileHeader {
-  unsigned char magic[8];
-  uint16_t major;
-  uint16_t minor;
-  uint16_t min_reader_minor;
+  unsigned char magic[8];     // kMagic
+  uint16_t major;             // another one: the file cannot be read
+  uint16_t minor;             // a newer one: what is unknown is skipped
+  uint16_t min_reader_minor;  // refused by readers older than this
   uint16_t reserved0;
   uint32_t header_bytes;  // where records begin
   uint32_t reserved1;
@@ -73,6 +73,7 @@ inline constexpr uint32_t kTagReserved = 0x9E56A55A;
 inline constexpr uint32_t kTagCommitted = 0x9E57A55A;
 
 // Never reused. A new kind is skipped by old readers, so it may only hold what they can do without.
+// Bodies: docs/trace-format.md, "Records". All but kKindEvent begin with an AuxHead.
 enum RecordKind : uint16_t {
   kKindProcess = 1,
   kKindSite = 2,
@@ -100,24 +101,24 @@ enum EventGroup : uint16_t {
 
 // At offset 16 of the record. Behind it the groups, then the segment table, then the segments.
 struct EventFixed {
-  uint64_t sequence;
-  uint64_t time_ns;
-  int64_t step;
-  uint64_t base_address;
-  uint32_t site;
-  int32_t rank;
-  uint32_t flags;
-  uint8_t phase;
-  uint8_t dtype;
-  uint8_t compute_dtype;
-  uint8_t ndim;
-  int8_t row_axis;
-  int8_t head_axis;
-  uint16_t fixed_bytes;  // size of this struct in the writer's version; groups begin behind it
-  uint32_t segments_at;  // offset of the segment table in the record
-  uint32_t n_segments;
-  uint16_t n_meta;
-  uint16_t groups;  // EventGroup bits
+  uint64_t sequence;      // from 0 in each file, in order of space given
+  uint64_t time_ns;       // CLOCK_REALTIME, of the observation
+  int64_t step;           // -1: unknown
+  uint64_t base_address;  // of the storage, in the recording process
+  uint32_t site;          // number of a kKindSite record of this file
+  int32_t rank;           // tensor-parallel rank
+  uint32_t flags;         // EventFlags of trace/event.h
+  uint8_t phase;          // Phase
+  uint8_t dtype;          // DType; 0 at level names
+  uint8_t compute_dtype;  // DType; 0: not said
+  uint8_t ndim;           // extents of the shape, behind kGroupShard
+  int8_t row_axis;        // -1: none
+  int8_t head_axis;       // -1: none
+  uint16_t fixed_bytes;   // size of this struct in the writer's version; groups begin behind it
+  uint32_t segments_at;   // offset of the segment table in the record
+  uint32_t n_segments;    // 0 below level stats
+  uint16_t n_meta;        // pairs in kGroupMeta
+  uint16_t groups;        // EventGroup bits
 };
 static_assert(sizeof(EventFixed) == 64);
 
@@ -133,8 +134,8 @@ static_assert(sizeof(ShardGroup) == 24);
 // PayloadRef of trace/event.h, its hash as bytes.
 struct PayloadGroup {
   unsigned char sha256[32];
-  uint64_t size_bytes;
-  uint64_t n_rows;
+  uint64_t size_bytes;  // of the payload's file
+  uint64_t n_rows;      // sampled rows that follow; 0: the whole tensor
 };
 static_assert(sizeof(PayloadGroup) == 48);
 
@@ -149,27 +150,27 @@ enum SegmentFlags : uint32_t {
 
 // Behind it, in this order: RareCounts, sketch, row cells, head cells, histogram bins, padding to 8.
 struct SegmentFixed {
-  uint64_t request;
-  int64_t first_position;
-  int64_t first_row;
-  uint64_t count;
-  uint64_t digest;
-  double sum;
+  uint64_t request;        // 0: of no request
+  int64_t first_position;  // in tokens of the request
+  int64_t first_row;       // along the tensor's row axis
+  uint64_t count;          // elements
+  uint64_t digest;         // docs/numerics.md, "The digest"
+  double sum;              // of finite elements, as the next four
   double sum_sq;
   double min;
-  double max;
+  double max;  // NaN where no element is finite, as min and abs_max
   double abs_max;
-  uint64_t abs_max_index;
+  uint64_t abs_max_index;  // row-major number in the view
   uint64_t zero;
-  uint32_t n_rows;
-  uint32_t flags;
+  uint32_t n_rows;      // 0: without token rows
+  uint32_t flags;       // SegmentFlags
   uint32_t size_bytes;  // of the whole segment
   uint32_t n_row_cells;
   uint32_t n_head_cells;
-  uint32_t histogram_samples;
-  uint16_t n_bins;
-  int16_t sketch_exponent;
-  uint16_t fixed_bytes;  // size of this struct in the writer's version
+  uint32_t histogram_samples;  // elements looked at for the bins
+  uint16_t n_bins;             // of the histogram, ascending exponent
+  int16_t sketch_exponent;     // see kSegmentSketch
+  uint16_t fixed_bytes;        // size of this struct in the writer's version
   uint16_t reserved;
 };
 static_assert(sizeof(SegmentFixed) == 128);
@@ -185,10 +186,10 @@ static_assert(sizeof(RareCounts) == 32);
 
 // Each cell has its own exponent: one row of 1e38 must not flush its neighbours to zero.
 struct RowCellBytes {
-  uint64_t digest;
+  uint64_t digest;  // the row's own, whatever its position
   double sum_sq;
-  float sketch[4];  // times 2^exponent
-  uint32_t nonfinite;
+  float sketch[4];     // times 2^exponent
+  uint32_t nonfinite;  // NaN and infinities
   int16_t exponent;
   uint16_t reserved;
 };
