@@ -414,7 +414,7 @@ void JudgeMerged(Subject& out, const std::vector<Input>& chunks) {
                                 std::pair{std::log(2.0), "fits natural weights where base 2 was taken for given"}}) {
       auto merged = Merge(merge.arrays(), 1 / factor);
       if (merged.ok() && Fits(out, merged->out))
-        return Explanation{fault_class::kLse, text, factor, "base of the log-sum-exp"};
+        return Explanation{fault_class::kLse, text, factor, "base of the log-sum-exp used / declared"};
     }
     for (size_t j = 0; j < merge.inputs.size(); j += 2) {
       auto arrays = merge.arrays();

@@ -479,6 +479,12 @@ bool TwoHeadsWide(const AttentionCall& call, Trial* trial) {
 }
 
 }  // namespace
+  // A constant is said with how surely it is no accident.
+  const auto best = [&] {
+    auto why = trial.best();
+    const bool weigh = why && !std::isnan(why->constant) && !SearchedEnough(out);
+    return weigh ? Weighed(out, right.out, trial.values(), *why) : why;
+  };
 
 std::optional<Explanation> ExplainAttention(const Subject& out, const AttentionCall& call, const AttentionValues& right,
                                             const Difference& d) {
@@ -492,22 +498,22 @@ std::optional<Explanation> ExplainAttention(const Subject& out, const AttentionC
   Trial trial(out, d);
   TryGraph(out, call, &trial);
   TryStrides(out, call, &trial);
-  if (auto why = trial.best()) return why;
+  if (auto why = best()) return why;
   if (auto why = KeptRows(out, d)) return why;
   TryScales(out, call, &trial);
   TryMasks(call, &trial);
-  if (auto why = trial.best()) return why;
+  if (auto why = best()) return why;
   if (auto why = ForeignRows(out, call)) return why;
   TryHeadStrides(call, &trial);
   TryPadding(out, call, &trial);
   TryPoolTails(out, call, &trial);
   TryPaddingWrites(call, &trial);
-  if (auto why = trial.best()) return why;
+  if (auto why = best()) return why;
   if (auto why = ExplainKeyHeads(out, call, right)) return why;
-  if (TwoHeadsWide(call, &trial)) return trial.best();
+  if (TwoHeadsWide(call, &trial)) return best();
   if (auto why = LeavesRange(out, call)) return why;
   TryMissingKeys(call, &trial);
-  if (auto why = trial.best()) return why;
+  if (auto why = best()) return why;
   if (auto why = ExplainPrecision(out, right.out)) return why;
   Operation operands;
   for (const std::string& name : call.key_names) operands.inputs.push_back({name, out.Operand(name)});

@@ -4,6 +4,7 @@
 
 #include "check/op_attention.h"
 #include "check/op_explain.h"
+#include "check/op_fitted.h"
 
 namespace assay::op {
 
@@ -41,7 +42,7 @@ Explanation ExplainLse(const Subject& lse, const AttentionValues& right) {
   if (const double c = ConstantRatio(lse.actual(), right.lse.value, lse.judged(), 1e-3); !std::isnan(c)) {
     why.constant = c;
     why.meaning = "log-sum-exp returned / true";
-    return why;
+    return WeighedFactor(lse, right.lse, why);
   }
   const auto close = [&](const Array& other) {
     oracle::Computed c = right.lse;

@@ -24,6 +24,7 @@ class Trial {
     if (!d.ok || d.measured > declared_.measured / 2) return false;
     if (!best_ || d.measured < residual_ / 2) {
       best_ = std::move(why);
+      values_ = out;
       residual_ = d.measured;
     }
     return true;
@@ -34,11 +35,13 @@ class Trial {
     return values.ok() ? Differ(out_.actual(), values->out, out_.precision(), out_.judged(), 4).measured : HUGE_VAL;
   }
   std::optional<Explanation> best() const { return best_; }
+  const oracle::Computed& values() const { return values_; }  // that the best one predicts
 
  private:
   const Subject& out_;
   const Difference& declared_;
   std::optional<Explanation> best_;
+  oracle::Computed values_;
   double residual_ = 0;
 };
 

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "base/number_text.h"
+#include "check/op_fitted.h"
 
 namespace assay::op {
 namespace {
@@ -250,6 +251,10 @@ void ReportWrong(const Subject& subject, const Difference& difference, const Exp
   FillRows(&s.bad, *subject.tensor(), difference.rows);
   for (int64_t h : difference.heads) s.bad.heads.push_back(static_cast<int32_t>(h));
   FillCause(&s.bad, why);
+  if (const std::string name = ConstantName(subject, difference, why); !name.empty()) {
+    s.bad.constant += " (" + name + ")";
+    if (why.text.find("(" + name + ")") == std::string::npos) s.bad.evidence.push_back("the constant is " + name);
+  }
   s.hypothesis = HypothesisOf(why.cls);
   s.bad.evidence.push_back(
       "operands as recorded give another result: relative distance " + NumberText(difference.measured) + ", allowed " +

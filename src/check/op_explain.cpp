@@ -398,7 +398,7 @@ void JudgeOperation(const Subject& subject, const Operation& operation, const Ow
                       "the operation is wrong on the operands as recorded, and no other cause fits"};
     why->rank = 1;
   }
-  ReportWrong(subject, d, *why);
+  ReportWrong(subject, d, WeighedFactor(subject, *right, *why));
 }
 
 }  // namespace assay::op

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "fit/explain.h"
+#include "oracle/rope.h"
 
 namespace assay::op {
 namespace {
@@ -94,15 +95,26 @@ std::string ResidualText(const fit::Explanation& found, const fit::Answer& answe
   return text;
 }
 
-// Numbers that a constant may be named by.
-std::vector<fit::NamedNumber> NumbersOf(const Subject& s, const fit::Problem& problem) {
+// Numbers that a constant may be named by. A result of several heads has rows of `heads` times `cols` elements.
+std::vector<fit::NamedNumber> NumbersOf(const Subject& s, int64_t heads, int64_t cols) {
   std::vector<fit::NamedNumber> numbers;
   const auto add = [&](std::string name, double value) {
     if (std::isfinite(value) && value != 0 && value != 1) numbers.push_back({std::move(name), value});
   };
   add("ranks", static_cast<double>(s.capture().world_size()));
-  if (problem.heads > 1) add("head size", static_cast<double>(problem.cols));
-  add("row size", static_cast<double>(problem.heads * problem.cols));
+  // Attention divides by the root of the query's head size, which may differ from that of its result.
+  const std::string query = s.Sibling("attn.q");
+  if (const auto q = s.info().name != query ? s.capture().Operand(s.info(), query) : std::nullopt) {
+    const std::vector<int64_t>& shape = s.capture().Info(*q)->event.shape;
+    if (shape.size() == 3) add("query head size", static_cast<double>(shape[2]));
+  }
+  if (heads > 1) add("head size", static_cast<double>(cols));
+  add("row size", static_cast<double>(heads * cols));
+  const double factor = s.Number("rope.factor", 1);
+  for (std::string_view key : {"rope.mscale_all_dim", "rope.mscale"}) {
+    if (const double weight = s.Number(key, 0); weight != 0) add("yarn mscale", oracle::YarnMagnitude(factor, weight));
+  }
+  if (factor > 1 && s.Text("rope.type", "yarn") == "yarn") add("yarn magnitude", oracle::YarnMagnitude(factor, 1));
   for (std::string_view key : {"k_scale", "v_scale", "kv_scale", "softmax_scale", "routed_scaling_factor",
                                "branch_scale", "residual_scale", "embed_scale", "logit_scale", "rope.factor"}) {
     add(std::string(key), s.Number(key, 1));
@@ -229,6 +241,31 @@ Explanation Weighed(const Subject& subject, const oracle::Computed& right, const
   return why;
 }
 
+Explanation WeighedFactor(const Subject& subject, const oracle::Computed& right, Explanation why) {
+  if (std::isnan(why.constant) || why.meaning.find(" / ") == std::string::npos ||
+      why.text.find("beyond chance") != std::string::npos || SearchedEnough(subject)) {
+    return why;
+  }
+  oracle::Computed scaled = right;
+  for (double& x : scaled.value.values) x *= why.constant;
+  for (double& x : scaled.scale.values) x *= std::abs(why.constant);
+  for (double& x : scaled.inner.values) x *= std::abs(why.constant);
+  return Weighed(subject, right, scaled, std::move(why));
+}
+
+std::string ConstantName(const Subject& subject, const Difference& difference, const Explanation& why) {
+  const bool ratio = why.meaning.find(" / ") != std::string::npos || why.meaning.starts_with("times that");
+  if (std::isnan(why.constant) || !ratio) return "";
+  const Array& have = subject.actual();
+  const int64_t heads = have.rank() == 3 ? std::max<int64_t>(have.shape[1], 1) : 1;
+  const int64_t width = have.size() / std::max<int64_t>(static_cast<int64_t>(subject.judged().size()), 1);
+  const auto known = fit::KnownConstants(NumbersOf(subject, heads, width / heads));
+  // What is allowed in a row is a generous uncertainty of a constant that all of them share.
+  const double uncertainty = std::min(difference.allowed, 1e-3) * std::abs(why.constant);
+  const auto name = fit::NameConstant(why.constant, uncertainty, known);
+  return name ? name->name : "";
+}
+
 bool SearchedEnough(const Subject& subject) {
   int found = 0;
   for (const Suspicion& s : subject.report().found()) {
@@ -246,7 +283,7 @@ std::optional<Explanation> ExplainByFit(const Subject& subject, const oracle::Co
   AddTensors(subject, operands, &rows);
   AddEarlier(subject, &rows);
   rows.Connect();
-  rows.problem().numbers = NumbersOf(subject, rows.problem());
+  rows.problem().numbers = NumbersOf(subject, rows.problem().heads, rows.problem().cols);
   const auto answer = fit::Explain(rows.problem());
   if (!answer.ok() || answer->found.empty()) return std::nullopt;
   const fit::Explanation& best = answer->found.front();

@@ -22,6 +22,12 @@ std::string WeightOf(const Subject& subject, const oracle::Computed& right, cons
 Explanation Weighed(const Subject& subject, const oracle::Computed& right, const oracle::Computed& candidate,
                     Explanation why);
 
+// The explanation weighed so where its constant is a factor of the whole result, and it has not been weighed yet.
+Explanation WeighedFactor(const Subject& subject, const oracle::Computed& right, Explanation why);
+// "log2 e", "1/sqrt(head size)", "1/yarn mscale^2": what the constant of the explanation, a ratio, is known as. Empty:
+// it is none of the known ones, or no ratio.
+std::string ConstantName(const Subject& subject, const Difference& difference, const Explanation& why);
+
 // The best small explanation between the right result and the recorded one: constants, rows, heads or columns moved,
 // rows of an earlier step, a tensor of the layer in its place or added to it, zeros, coarser values. Class KERNEL where
 // one fits that tells no class; nullopt: no explanation. quantised: an operand was decoded from codes, so that
