@@ -189,6 +189,8 @@ std::string Assembly::Line(size_t check, CheckState* state) const {
     line += ", at most " + Short(r.worst_share_) + " of the bound (" + Short(r.worst_measured_) + " of " +
             Short(r.worst_bound_) + " at " + capture_.Info(r.worst_event_)->name + ")";
   }
+  if (r.n_sampled_ > 0) line += "; " + r.sampled_;
+  if (r.n_sampled_ > 1) line += ", and so " + std::to_string(r.n_sampled_ - 1) + " more results";
   for (const std::string& note : r.notes_) line += "; " + note;
   if (r.n_missing_ > 0) line += "; " + std::to_string(r.n_missing_) + " not judged: " + r.missing_why_;
   return line;

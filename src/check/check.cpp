@@ -92,6 +92,10 @@ void CheckReport::Missing(std::string why, std::string capture) {
   missing_capture_ = std::move(capture);
 }
 
+void CheckReport::Sampled(std::string which) {
+  if (n_sampled_++ == 0) sampled_ = std::move(which);
+}
+
 Result<CheckResult> RunChecks(const Capture& capture, const CheckOptions& options) {
   std::vector<const CheckDef*> selected;
   std::set<std::string_view> known;

@@ -78,6 +78,8 @@ class CheckReport {
   void Right(EventId event, double measured = 0, double bound = 0);
   // A result could not be judged: why, and what to record.
   void Missing(std::string why, std::string capture);
+  // A result was judged by some of its rows: which. The first one stands in the evidence, with the number of others.
+  void Sampled(std::string which);
   // A line for the evidence of the hypothesis ("largest exponent 7 of 8").
   void Note(std::string line) { notes_.push_back(std::move(line)); }
 
@@ -92,6 +94,8 @@ class CheckReport {
   double worst_share_ = 0, worst_measured_ = 0, worst_bound_ = 0;
   std::string missing_why_, missing_capture_;  // the first of them
   uint64_t n_missing_ = 0;
+  std::string sampled_;
+  uint64_t n_sampled_ = 0;
   std::vector<std::string> notes_;
 };
 

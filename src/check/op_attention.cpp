@@ -277,6 +277,8 @@ void JudgeCall(Subject& out, std::span<const std::string> inputs) {
     return std::none_of(b.rows.begin(), b.rows.end(),
                         [&](int64_t r) { return out.judged()[static_cast<size_t>(r)] != 0; });
   });
+  SampleQueries(&out, &*call);
+  if (!out.sample.empty()) out.report().Sampled(out.sample);
   auto right = Recompute(*call);
   if (!right.ok()) {
     out.report().Missing(right.status().message(), "record operands of shapes that fit");

@@ -49,6 +49,11 @@ Result<AttentionCall> GatherAttention(const Subject& result, std::span<const std
 oracle::AttentionInput InputOf(const AttentionBatch& batch, const AttentionCall& call);
 // Rows of requests are computed, all others are 0 and -inf. `only`: that batch alone.
 Result<AttentionValues> Recompute(const AttentionCall& call, int only = -1);
+// Leaves the batch these of its queries, by their place in it.
+void KeepQueries(AttentionBatch* batch, const std::vector<int64_t>& places);
+// Of a call too large to be recomputed whole: leaves it, and the rows that count of its result, a sample of the
+// queries. What was left stands in out->sample.
+void SampleQueries(Subject* out, AttentionCall* call);
 // The cause of a wrong output of this call.
 std::optional<Explanation> ExplainAttention(const Subject& out, const AttentionCall& call, const AttentionValues& right,
                                             const Difference& d);

@@ -355,18 +355,7 @@ ScaleFit FitScale(const Subject& out, const AttentionCall& call, bool free_outpu
     std::reverse(take.begin(), take.end());
     if (kept >= 16) take.clear();
     kept += take.size();
-    AttentionBatch small = b;
-    small.rows.clear();
-    small.query_positions.clear();
-    for (int64_t i : take) {
-      small.rows.push_back(b.rows[static_cast<size_t>(i)]);
-      small.query_positions.push_back(b.query_positions[static_cast<size_t>(i)]);
-    }
-    if (auto q = oracle::TakeRows(b.q, take); q.ok()) small.q = *q;
-    if (!b.mask.values.empty()) {
-      if (auto m = oracle::TakeRows(b.mask, take); m.ok()) small.mask = *m;
-    }
-    b = std::move(small);
+    KeepQueries(&b, take);
   }
   std::erase_if(few.batches, [](const AttentionBatch& b) { return b.rows.empty(); });
   const int64_t width = call.heads * call.value_dim;
@@ -479,12 +468,6 @@ bool TwoHeadsWide(const AttentionCall& call, Trial* trial) {
 }
 
 }  // namespace
-  // A constant is said with how surely it is no accident.
-  const auto best = [&] {
-    auto why = trial.best();
-    const bool weigh = why && !std::isnan(why->constant) && !SearchedEnough(out);
-    return weigh ? Weighed(out, right.out, trial.values(), *why) : why;
-  };
 
 std::optional<Explanation> ExplainAttention(const Subject& out, const AttentionCall& call, const AttentionValues& right,
                                             const Difference& d) {
@@ -496,6 +479,12 @@ std::optional<Explanation> ExplainAttention(const Subject& out, const AttentionC
   }
   if (auto why = ExplainHeads(out, call, right)) return why;
   Trial trial(out, d);
+  // A constant is said with how surely it is no accident.
+  const auto best = [&] {
+    auto why = trial.best();
+    const bool weigh = why && !std::isnan(why->constant) && !SearchedEnough(out);
+    return weigh ? Weighed(out, right.out, trial.values(), *why) : why;
+  };
   TryGraph(out, call, &trial);
   TryStrides(out, call, &trial);
   if (auto why = best()) return why;

@@ -260,6 +260,7 @@ void ReportWrong(const Subject& subject, const Difference& difference, const Exp
       "operands as recorded give another result: relative distance " + NumberText(difference.measured) + ", allowed " +
       NumberText(difference.allowed) + ", worst element " + NumberText(difference.worst) + " times its bound, in " +
       std::to_string(difference.rows.size()) + " of " + std::to_string(subject.judged().size()) + " rows");
+  if (!subject.sample.empty()) s.bad.evidence.push_back(subject.sample);
   subject.report().Found(std::move(s));
 }
 

@@ -66,6 +66,8 @@ class Subject {
   // accum_dtype. Otherwise terms may have been rounded to the storing type, as usual kernels do.
   bool one_store = false;
   void DeclareOneStore() { one_store = Capture::OwnText(info(), "accum_dtype").has_value(); }
+  // Where this is a part of a recorded result: which, for the evidence.
+  std::string sample = {};
 
  private:
   const Capture& capture_;

@@ -11,6 +11,7 @@
 #include "check/op_fitted.h"
 #include "check/op_other_weight.h"
 #include "check/op_quant_explain.h"
+#include "check/op_sample.h"
 #include "oracle/embedding.h"
 #include "oracle/linear.h"
 
@@ -191,15 +192,6 @@ Result<Layer> Gather(const Subject& s, const LinearSite& site) {
     return Status::BadInput(layer.weight + " of " + std::to_string(layer.x.cols()) + " columns");
   }
   return layer;
-}
-
-// Rows of the result that are recomputed: all, or a seeded sample of a large one.
-std::vector<int64_t> RowsToDo(const Array& x, const Array& w) {
-  std::vector<int64_t> rows;
-  if (x.rows() * x.cols() <= kMaxWork / std::max<int64_t>(w.rows(), 1)) return rows;
-  const int64_t n = std::min<int64_t>(x.rows(), 64);
-  for (int64_t i = 0; i < n; ++i) rows.push_back(i * x.rows() / n + (i * 7919) % std::max<int64_t>(x.rows() / n, 1));
-  return rows;
 }
 
 using Product = std::function<Result<oracle::Computed>(const Array& x, const Array& w)>;
@@ -512,30 +504,21 @@ void JudgeTie(Subject& s) {
   s.report().Found(std::move(found));
 }
 
-void JudgeProduct(Subject& s, const LinearSite& site) {
-  s.DeclareOneStore();
-  auto layer = Gather(s, site);
-  if (!layer.ok()) return Missing(s, layer.status().message());
-  const double logit_scale = site.result == "logits" ? s.Number("logit_scale", 1) : 1;
-  const double soft_cap = site.result == "logits" ? s.Number("soft_cap", 0) : 0;
-  const std::vector<int64_t> sample = RowsToDo(layer->x, layer->w);
-  if (!sample.empty()) {
-    auto part = oracle::TakeRows(layer->x, sample);
-    if (!part.ok()) return;
-    auto y = oracle::Linear(*part, layer->w, layer->bias);
-    auto have = oracle::TakeRows(s.actual(), sample);
-    if (!y.ok() || !have.ok() || logit_scale != 1 || soft_cap != 0) return;
-    std::vector<char> judged;
-    for (int64_t r : sample) judged.push_back(s.judged()[static_cast<size_t>(r)]);
-    Difference d = Differ(*have, *y, s.precision(), judged, 1, s.one_store);
-    if (d.ok) return ReportRight(s, d);
-    for (int64_t& r : d.rows) r = sample[static_cast<size_t>(r)];
-    return ReportWrong(s, d, {fault_class::kKernel, "sampled rows are not the product of the operands", kNone, "", 1});
-  }
-  const auto product = [&](const Array& x, const Array& w) -> Result<oracle::Computed> {
-    if (logit_scale != 1 || soft_cap != 0) return oracle::Head(x, w, layer->bias, logit_scale, soft_cap);
-    return oracle::Linear(x, w, layer->bias);
-  };
+// What the head does behind its product.
+struct Head {
+  double logit_scale = 1, soft_cap = 0;
+  bool plain() const { return logit_scale == 1 && soft_cap == 0; }
+};
+
+Result<oracle::Computed> Multiply(const Array& x, const Array& w, const Array& bias, const Head& head) {
+  if (head.plain()) return oracle::Linear(x, w, bias);
+  return oracle::Head(x, w, bias, head.logit_scale, head.soft_cap);
+}
+
+// The result of these rows of the layer: judged element by element, causes tried.
+void JudgeRows(const Subject& s, const LinearSite& site, Layer* layer, const Head& head) {
+  const double logit_scale = head.logit_scale, soft_cap = head.soft_cap;
+  const auto product = [&](const Array& x, const Array& w) { return Multiply(x, w, layer->bias, head); };
   Operation multiply;
   multiply.inputs = {layer->input, {layer->weight, layer->weight_tensor}};
   multiply.quantised = layer->quantised_input || layer->quantised_weight;
@@ -555,8 +538,70 @@ void JudgeProduct(Subject& s, const LinearSite& site) {
       return Explanation{fault_class::kScale, "fits without the scale of the logits", 1 / logit_scale,
                          "logit scale used / declared"};
     }
-    return Explain(s, *layer, site, right, product, logit_scale == 1 && soft_cap == 0);
+    return Explain(s, *layer, site, right, product, head.plain());
   });
+}
+
+// More than kMaxWork: a sample of the rows is judged element by element, and all of them by random projections, which
+// see an error that is large beside the bounds of its row together. Causes are tried on some of the wrong rows and some
+// of the sample.
+void JudgeLarge(const Subject& s, const LinearSite& site, Layer* layer, const Head& head) {
+  const std::vector<int64_t> sample = SampleRows(s.judged(), kSampledRows);
+  auto x = oracle::TakeRows(layer->x, sample);
+  const auto have = oracle::TakeRows(s.actual(), sample);
+  if (!x.ok() || !have.ok() || sample.empty()) return;
+  auto right = Multiply(*x, layer->w, layer->bias, head);
+  if (!right.ok()) return Missing(s, right.status().message());
+  const Difference d = Differ(*have, *right, s.precision(), std::vector<char>(sample.size(), 1), 1, s.one_store);
+  std::vector<int64_t> wrong;
+  for (int64_t r : d.rows) wrong.push_back(sample[static_cast<size_t>(r)]);
+  std::string text = SampleText(sample.size(), s.judged()) + " of " + s.info().name + " element by element";
+  if (head.soft_cap == 0) {  // a cap is not linear
+    Array scaled = layer->x, bias = layer->bias;
+    for (Array* a : {&scaled, &bias}) {
+      for (double& v : a->values) v *= head.logit_scale;
+    }
+    const std::vector<int64_t> others = WrongByProjection(s, scaled, layer->w, bias);
+    wrong.insert(wrong.end(), others.begin(), others.end());
+    std::sort(wrong.begin(), wrong.end());
+    wrong.erase(std::unique(wrong.begin(), wrong.end()), wrong.end());
+    text += ", all of them by random projections";
+  }
+  s.report().Sampled(text);
+  if (wrong.empty()) return ReportRight(s, d);
+  const int64_t most = std::clamp<int64_t>(kMaxWork / layer->w.size(), 8, kSampledRows);
+  std::vector<int64_t> rows = SomeOf(wrong, most - most / 4);
+  const std::vector<int64_t> more = SomeOf(sample, most - static_cast<int64_t>(rows.size()));
+  rows.insert(rows.end(), more.begin(), more.end());
+  std::sort(rows.begin(), rows.end());
+  rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
+  Subject part(s.capture(), TakeTensorRows(*s.tensor(), rows), s.report());
+  part.DeclareOneStore();
+  part.sample = text + ": " + std::to_string(wrong.size()) + " rows are wrong, the cause was looked for in " +
+                std::to_string(rows.size());
+  auto some = oracle::TakeRows(layer->x, rows);
+  if (!some.ok()) return;
+  layer->x = *some;
+  if (layer->input_rows.empty()) {
+    layer->input_rows = rows;
+  } else {
+    std::vector<int64_t> taken;
+    for (int64_t r : rows) taken.push_back(layer->input_rows[static_cast<size_t>(r)]);
+    layer->input_rows = std::move(taken);
+  }
+  JudgeRows(part, site, layer, head);
+}
+
+void JudgeProduct(Subject& s, const LinearSite& site) {
+  s.DeclareOneStore();
+  auto layer = Gather(s, site);
+  if (!layer.ok()) return Missing(s, layer.status().message());
+  Head head;
+  if (site.result == "logits") head = {s.Number("logit_scale", 1), s.Number("soft_cap", 0)};
+  const int64_t rows = layer->x.rows();
+  const bool large = rows * layer->x.cols() > kMaxWork / std::max<int64_t>(layer->w.rows(), 1);
+  const bool same_rows = rows == static_cast<int64_t>(s.judged().size());
+  return large && same_rows ? JudgeLarge(s, site, &*layer, head) : JudgeRows(s, site, &*layer, head);
 }
 
 }  // namespace

@@ -1,0 +1,132 @@
+// Results of more than 2^32 products: rows are sampled, the report says so, and a wrong row that is not in the sample
+// is found all the same where random projections reach.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+
+#include "check/check.h"
+#include "small_trace.h"
+
+namespace assay {
+namespace {
+
+using testing::Noise;
+using testing::Put;
+using testing::SmallTrace;
+using Values = std::vector<float>;
+
+constexpr size_t kRows = 1700, kIn = 1600, kOut = 1600;
+
+// A weight of rank one, so that the product is soon made: w = a bᵀ, y = (x·b) a. Powers of two keep it exact.
+CheckResult Product(const char* site, double factor, size_t first, size_t last,
+                    std::vector<std::pair<std::string_view, std::string_view>> meta = {}, double head_factor = 1) {
+  const bool head = std::string_view(site) == "logits";
+  SmallTrace t;
+  const uint64_t a = t.Request(std::vector<int64_t>(kRows, 1));
+  Put put{.rows = {{a, 0, kRows, 0, false}}};
+  const Values x = Noise(kRows * kIn, 1), column = Noise(kIn, 2);
+  Values w(kOut * kIn), y(kRows * kOut);
+  const auto of = [](size_t o) { return std::ldexp(o % 2 == 0 ? 1.0 : -1.0, -static_cast<int>(o % 3)); };
+  for (size_t o = 0; o < kOut; ++o) {
+    for (size_t c = 0; c < kIn; ++c) w[o * kIn + c] = static_cast<float>(of(o) * double{column[c]});
+  }
+  for (size_t r = 0; r < kRows; ++r) {
+    double dot = 0;
+    for (size_t c = 0; c < kIn; ++c) dot += double{x[r * kIn + c]} * double{column[c]};
+    const double f = (r >= first && r < last ? factor : 1) * head_factor;
+    for (size_t o = 0; o < kOut; ++o) y[r * kOut + o] = static_cast<float>(f * dot * of(o));
+  }
+  const Put load{.step = -1, .phase = Phase::kLoad};
+  t.Record(head ? "lm_head.weight" : "layers.0.mlp.down_proj.weight", "out in", {kOut, kIn}, w, load);
+  t.Record(head ? "final_norm" : "layers.0.mlp.act", head ? "T h" : "T f", {kRows, kIn}, x, put);
+  put.meta = std::move(meta);
+  t.Record(site, head ? "T vocab" : "T h", {kRows, kOut}, y, put);
+  const auto capture = t.Open();
+  auto result = RunChecks(*capture, {.only = {"linear"}});
+  EXPECT_TRUE(result.ok()) << result.status().message();
+  return std::move(result).value();
+}
+
+std::string Ledger(const CheckResult& r) {
+  std::string text;
+  for (const LedgerEntry& e : r.ledger) {
+    for (const std::string& line : e.evidence) text += line + "\n";
+  }
+  return text;
+}
+
+TEST(LargeResults, RightProductSaysHowManyRowsWereSampled) {
+  const CheckResult r = Product("layers.0.mlp.down", 1, 0, 0);
+  EXPECT_TRUE(r.findings.empty());
+  EXPECT_EQ(r.coverage.results_judged, 1U);
+  EXPECT_NE(Ledger(r).find("64 of 1700 rows (seed 1) of layers.0.mlp.down"), std::string::npos) << Ledger(r);
+}
+
+TEST(LargeResults, OneDoubledRowIsFoundOutsideOfTheSample) {
+  // Of three neighbours two at least are not in the sample, which has one row of 26.
+  for (size_t row : {size_t{700}, size_t{701}}) {
+    const CheckResult r = Product("layers.0.mlp.down", 2, row, row + 1);
+    ASSERT_EQ(r.findings.size(), 1U);
+    const auto at = static_cast<int64_t>(row);
+    EXPECT_EQ(r.findings[0].positions, (std::vector<std::pair<int64_t, int64_t>>{{at, at}}));
+  }
+}
+
+TEST(LargeResults, CauseOfAWhollyWrongProductIsNamed) {
+  const CheckResult r = Product("layers.0.mlp.down", 2, 0, kRows);
+  ASSERT_EQ(r.findings.size(), 1U);
+  EXPECT_EQ(r.findings[0].cls, "SCALE");
+  EXPECT_NEAR(r.findings[0].constant_value, 2, 1e-6);
+}
+
+TEST(LargeResults, LargeHeadWithAScaleIsJudged) {
+  const CheckResult right = Product("logits", 1, 0, 0, {{"logit_scale", "0.5"}}, 0.5);
+  EXPECT_TRUE(right.findings.empty());
+  EXPECT_EQ(right.coverage.results_judged, 1U);
+  const CheckResult wrong = Product("logits", 1, 0, 0, {{"logit_scale", "0.5"}});
+  ASSERT_EQ(wrong.findings.size(), 1U);
+  EXPECT_EQ(wrong.findings[0].cls, "SCALE");
+}
+
+// Keys all alike: the output is the mean of the values so far, whatever the queries are.
+CheckResult Attention(double factor) {
+  constexpr size_t rows = 2048, heads = 16, d = 64;
+  SmallTrace t;
+  const Put put{.rows = {{t.Request(std::vector<int64_t>(rows, 1)), 0, rows, 0, false}}};
+  const Values q = Noise(rows * heads * d, 1), k(rows * d, 0.25F), v = Noise(rows * d, 2);
+  Values out(rows * heads * d);
+  std::vector<double> sum(d, 0);
+  for (size_t r = 0; r < rows; ++r) {
+    for (size_t c = 0; c < d; ++c) {
+      sum[c] += double{v[r * d + c]};
+      for (size_t h = 0; h < heads; ++h)
+        out[(r * heads + h) * d + c] = static_cast<float>(factor * sum[c] / static_cast<double>(r + 1));
+    }
+  }
+  t.Record("layers.0.attn.q", "T H d", {rows, heads, d}, q, put);
+  t.Record("layers.0.attn.k", "T Hkv d", {rows, 1, d}, k, put);
+  t.Record("layers.0.attn.v", "T Hkv dv", {rows, 1, d}, v, put);
+  t.Record("layers.0.attn.out", "T H dv", {rows, heads, d}, out, put);
+  const auto capture = t.Open();
+  auto result = RunChecks(*capture, {.only = {"attention"}});
+  EXPECT_TRUE(result.ok()) << result.status().message();
+  return std::move(result).value();
+}
+
+TEST(LargeResults, AttentionSaysWhichQueriesWereSampled) {
+  const CheckResult r = Attention(1);
+  EXPECT_TRUE(r.findings.empty());
+  EXPECT_NE(Ledger(r).find("64 of 2048 rows (seed 1) of layers.0.attn.out"), std::string::npos) << Ledger(r);
+}
+
+TEST(LargeResults, WrongAttentionIsFoundInTheSample) {
+  const CheckResult r = Attention(1.5);
+  ASSERT_EQ(r.findings.size(), 1U);
+  std::string said;
+  for (const std::string& line : r.findings[0].evidence) said += line + "\n";
+  EXPECT_NE(said.find("64 of 2048 rows"), std::string::npos) << said;
+}
+
+}  // namespace
+}  // namespace assay
