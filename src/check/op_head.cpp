@@ -2,9 +2,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <optional>
 #include <set>
 #include <vector>
 
+#include "base/number_text.h"
 #include "check/helpers.h"
 #include "check/op_checks.h"
 #include "check/op_explain.h"
@@ -102,6 +104,38 @@ void JudgeLogProbs(Subject& s) {
   JudgeOperation(s, take, nullptr);
 }
 
+// How the tokens of a result were chosen. Metadata of the event, else of the run.
+struct Sampler {
+  std::optional<double> temperature;  // none: not recorded, neither greedy nor sampling may be assumed
+  oracle::SamplingSpec spec;
+  bool greedy() const { return temperature && *temperature == 0; }
+  bool sampled() const { return temperature && *temperature > 0; }
+};
+
+Sampler SamplerOf(const Subject& s) {
+  const auto number = [&](std::string_view key) -> std::optional<double> {
+    if (const auto own = s.capture().Number(s.info(), key)) return own;
+    const std::optional<std::string> of_run = s.capture().ProcessText(s.info(), key);
+    return of_run ? std::optional(std::strtod(of_run->c_str(), nullptr)) : std::nullopt;
+  };
+  Sampler sampler;
+  sampler.temperature = number("temperature");
+  sampler.spec.temperature = sampler.temperature.value_or(1);
+  sampler.spec.top_k = static_cast<int64_t>(std::clamp(number("top_k").value_or(0), 0.0, 1e15));  // engines: -1 is all
+  sampler.spec.top_p = number("top_p").value_or(1);
+  sampler.spec.min_p = number("min_p").value_or(0);
+  return sampler;
+}
+
+// "temperature 0.7, top_k 2".
+std::string SamplerText(const oracle::SamplingSpec& spec) {
+  std::string text = "temperature " + NumberText(spec.temperature);
+  if (spec.top_k > 0) text += ", top_k " + std::to_string(spec.top_k);
+  if (spec.top_p < 1) text += ", top_p " + NumberText(spec.top_p);
+  if (spec.min_p > 0) text += ", min_p " + NumberText(spec.min_p);
+  return text;
+}
+
 void JudgeToken(Subject& s) {
   const TensorPtr logits = s.Operand("logits");
   if (logits == nullptr) return Missing(s, "logits");
@@ -109,15 +143,16 @@ void JudgeToken(Subject& s) {
   if (logits->info->event.shard.count > 1) return;
   auto greedy = oracle::Greedy(ToArray(*logits));
   if (!greedy.ok()) return;
-  int64_t off = 0, judged = 0, outside = 0;
-  std::vector<int64_t> rows;
+  const Sampler sampler = SamplerOf(s);
+  int64_t off = 0, judged = 0;
+  std::vector<int64_t> rows, outside, impossible;
   for (int64_t r = 0; r < s.tensor()->n_rows(); ++r) {
     if (!s.judged()[static_cast<size_t>(r)]) continue;
     ++judged;
     const int64_t token = IntegerOf(s.actual()[r]);
     const oracle::GreedyChoice& best = (*greedy)[static_cast<size_t>(r)];
     if (token < 0 || token >= logits->row_size()) {
-      ++outside;
+      outside.push_back(r);
       rows.push_back(r);
       continue;
     }
@@ -127,19 +162,30 @@ void JudgeToken(Subject& s) {
       ++off;
       rows.push_back(r);
     }
+    if (!sampler.sampled()) continue;
+    // Of a token at least as probable as this one the filters may have kept it: ties are kept, and the exact ends of
+    // top-p are a matter of rounding.
+    oracle::SamplingSpec spec = sampler.spec;
+    spec.top_p = std::min(1.0, spec.top_p + 1e-4);
+    spec.min_p *= 1 - 1e-4;
+    const auto p = oracle::TokenProbability(logits->row(r), token, spec);
+    if (p.ok() && *p == 0) impossible.push_back(r);
   }
-  if (off == 0 && outside == 0) return s.report().Right(s.info().id);
+  const auto found = [&](const std::string& text, const std::vector<int64_t>& where) {
+    ReportRule(s.capture(), s.report(), s.info(), {fault_class::kKernel, text}, where);
+  };
   // Sampled tokens need not be the largest: only what no sampler may return counts.
-  const std::optional<std::string> of_run = s.capture().ProcessText(s.info(), "temperature");
-  const bool greedy_said = s.Number("temperature", of_run ? std::strtod(of_run->c_str(), nullptr) : -1) == 0;
-  if (outside > 0 || (greedy_said && off > 0)) {
-    ReportRule(s.capture(), s.report(), s.info(),
-               {fault_class::kKernel, std::to_string(off + outside) + " tokens are not the largest logit of their row"},
-               rows);
-    return;
+  if (!outside.empty()) return found(std::to_string(outside.size()) + " tokens are outside of the vocabulary", outside);
+  if (sampler.greedy() && off > 0)
+    return found(std::to_string(off) + " tokens are not the largest logit of their row", rows);
+  if (!impossible.empty()) {
+    return found(std::to_string(impossible.size()) + " of " + std::to_string(judged) +
+                     " tokens have probability 0 by their logits: " + SamplerText(sampler.spec),
+                 impossible);
   }
+  if (off == 0 || sampler.sampled()) return s.report().Right(s.info().id);
   s.report().Missing(s.info().name + ": " + std::to_string(off) + " of " + std::to_string(judged) +
-                         " tokens are not the largest logit, and whether sampling was greedy was not recorded",
+                         " tokens are not the largest logit, and the temperature was not recorded",
                      "record next_token with temperature");
 }
 

@@ -286,6 +286,29 @@ const Operation kOperations[] = {
        t.Record("logits", "T vocab", {kRows, 9}, logits, rows);
        t.Record("next_token", "T", {kRows}, token, rows);
      }},
+    {"SampledTokenBehindTopK", "tokens", "next_token", "KERNEL",
+     [](SmallTrace& t, bool bad) {
+       const Put rows = With(TwoRequests(t), {{"temperature", "0.7"}, {"top_k", "3"}, {"top_p", "0.99"}});
+       const Values logits = Noise(kRows * 9, 1);
+       std::vector<int64_t> token;
+       for (size_t r = 0; r < kRows; ++r) {  // the second largest, where bad the smallest
+         std::vector<int64_t> order{0, 1, 2, 3, 4, 5, 6, 7, 8};
+         std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+           return logits[r * 9 + static_cast<size_t>(a)] > logits[r * 9 + static_cast<size_t>(b)];
+         });
+         token.push_back(order[bad && r == 2 ? 8 : 1]);
+       }
+       t.Record("logits", "T vocab", {kRows, 9}, logits, rows);
+       t.Record("next_token", "T", {kRows}, token, rows);
+     }},
+    {"SampledTokenBehindMinP", "tokens", "next_token", "KERNEL",
+     [](SmallTrace& t, bool bad) {
+       const Put rows = With(TwoRequests(t), {{"temperature", "1"}, {"min_p", "0.5"}});
+       Values logits(kRows * 4, -1);
+       for (size_t r = 0; r < kRows; ++r) logits[r * 4 + 1] = 0, logits[r * 4 + 2] = -0.5F;
+       t.Record("logits", "T vocab", {kRows, 4}, logits, rows);
+       t.Record("next_token", "T", {kRows}, std::vector<int64_t>(kRows, bad ? 3 : 2), rows);
+     }},
     {"SumOfRanksTakenTwice", "declared", "layers.0.my.result", "REDUCE",
      [](SmallTrace& t, bool bad) {
        const Put rows = TwoRequests(t);
