@@ -31,7 +31,9 @@ void JudgeMapping(const Capture& capture, const Tensor& t, CheckReport* report) 
   std::map<int64_t, RowId> seen;
   for (int64_t r = 0; r < t.n(); ++r) {
     const RowId row = static_cast<size_t>(r) < t.rows.size() ? t.rows[static_cast<size_t>(r)] : RowId{};
-    const int64_t slot = IntegerOf(t.values[static_cast<size_t>(r)]);
+    const double value = t.values[static_cast<size_t>(r)];
+    // Beyond 2^53 a number is no slot of any pool, and not one that was left out either.
+    const int64_t slot = value > 0x1p53 ? INT64_MAX : IntegerOf(value);
     if (slot < 0 || !row.real()) continue;
     const auto [at, fresh] = seen.emplace(slot, row);
     const bool outside = pool >= 0 && slot >= pool;

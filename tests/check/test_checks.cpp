@@ -114,6 +114,24 @@ TEST(CheckIds, PositionThatIsNotTheRowsIsNamed) {
   EXPECT_EQ(r.findings[0].constant_value, 3);
 }
 
+// A pool of 8 slots, and the last row of the step in this one.
+CheckResult SlotInPool(int64_t slot) {
+  SmallTrace t;
+  const uint64_t a = t.Request({1, 2, 3});
+  t.Record("layers.0.attn.kv_cache", "S c", {8, 2}, Noise(16, 1), {.meta = {{"block_size", "2"}}});
+  t.Record<int64_t>("slot_mapping", "T", {3}, {2, 3, slot}, {.rows = {{a, 0, 3, 0, false}}});
+  return Judge(t, {"ids"});
+}
+
+TEST(CheckIds, SlotBehindTheEndOfThePoolIsNamed) {
+  const CheckResult r = SlotInPool(8);
+  EXPECT_FIRST(r, "slot_mapping", "KV-IDENT");
+  EXPECT_EQ(r.findings[0].positions, (std::vector<std::pair<int64_t, int64_t>>{{2, 2}}));
+  EXPECT_FIRST(SlotInPool(INT64_MAX), "slot_mapping", "KV-IDENT");
+}
+TEST(CheckIds, LastSlotOfThePoolIsRight) { EXPECT_RULED_OUT(SlotInPool(7)); }
+TEST(CheckIds, NegativeSlotIsNotWritten) { EXPECT_RULED_OUT(SlotInPool(-1)); }
+
 CheckResult Stale(bool stale, bool embed = true) {
   SmallTrace t(1, Level::kStats);
   const uint64_t a = t.Request({1, 2, 3, 4, 5, 6});
