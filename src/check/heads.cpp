@@ -19,9 +19,11 @@ class Heads final : public ScanCheck {
 
   void Segment(const Item& item) override {
     const SegmentSummary& s = *item.segment;
-    // One key is the output of every head of its group, and one head is equal to itself.
-    if (s.padding || s.n_head_cells < 2 || s.n_head_cells > kMaxHeads || s.first_position < 1 || s.sum_sq == 0 ||
-        s.nonfinite > 0 || s.n_rows * static_cast<int64_t>(s.n_head_cells) * 4 > static_cast<int64_t>(s.count)) {
+    // One key is the output of every head of its group: a segment of position 0 alone says nothing. One head is equal
+    // to itself.
+    const bool one_key = s.first_position < 1 && s.n_rows < 2;
+    if (s.padding || s.n_head_cells < 2 || s.n_head_cells > kMaxHeads || one_key || s.sum_sq == 0 || s.nonfinite > 0 ||
+        s.n_rows * static_cast<int64_t>(s.n_head_cells) * 4 > static_cast<int64_t>(s.count)) {
       return;
     }
     Site& site = sites_[{item.site, item.view->rank()}];

@@ -160,12 +160,12 @@ TEST(CheckStaleRows, RowOfAnEarlierStepIsNotRuledOutWhenTokensAreUnknown) {
 }
 TEST(CheckStaleRows, RowsThatDifferAreRight) { EXPECT_RULED_OUT(Stale(false)); }
 
-CheckResult Heads(bool zero) {
+CheckResult Heads(bool zero, int64_t position = 1) {
   SmallTrace t(1, Level::kStats);
   const uint64_t a = t.Request({1, 2, 3, 4});
   std::vector<float> out = Noise(64, 2);
   for (size_t r = 0; r < 2 && zero; ++r) std::fill_n(out.begin() + static_cast<int64_t>(r * 32 + 8), 8, 0.0f);
-  const Put put{.rows = {{a, 0, 2, 1, false}}};
+  const Put put{.rows = {{a, 0, 2, position, false}}};
   t.Record("layers.0.attn.q", "T H d", {2, 4, 8}, Noise(64, 1), put);
   t.Record("layers.0.attn.out", "T H dv", {2, 4, 8}, out, put);
   return Judge(t, {"heads"});
@@ -175,6 +175,12 @@ TEST(CheckHeads, HeadOfZerosIsNamed) {
   const CheckResult r = Heads(true);
   ASSERT_FALSE(r.findings.empty());
   EXPECT_EQ(r.findings[0].heads, std::vector<int32_t>{1});
+}
+TEST(CheckHeads, HeadOfZerosIsNamedInAPromptFromItsFirstRow) {
+  const CheckResult r = Heads(true, 0);
+  ASSERT_FALSE(r.findings.empty());
+  EXPECT_EQ(r.findings[0].heads, std::vector<int32_t>{1});
+  EXPECT_RULED_OUT(Heads(false, 0));
 }
 TEST(CheckHeads, HeadsThatDifferAreRight) { EXPECT_RULED_OUT(Heads(false)); }
 
