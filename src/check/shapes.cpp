@@ -1,5 +1,5 @@
-// Shapes at the boundaries: a site keeps the extents of its fixed axes from step to step, query and output of an
-// attention have the same rows and heads, and a view that was written does not lie on itself.
+// Shapes at the boundaries: a site keeps the extents of its fixed axes from step to step, and its dtype on all ranks,
+// query and output of an attention have the same rows and heads, and a view that was written does not lie on itself.
 #include <algorithm>
 #include <map>
 
@@ -94,6 +94,7 @@ void CheckShapes(const Capture& capture, CheckReport* report) {
   for (const std::string& name : capture.Names()) {
     const std::vector<EventId> ids = RealEvents(capture, name);
     std::map<int32_t, std::pair<EventId, std::vector<int64_t>>> first;  // by rank
+    DType dtype = DType::kInvalid;                                      // of all ranks and steps
     const size_t stride = std::max<size_t>(1, ids.size() / kLooks);
     for (size_t i = 0; i < ids.size(); i += stride) {
       const auto info = capture.Info(ids[i]);
@@ -102,6 +103,17 @@ void CheckShapes(const Capture& capture, CheckReport* report) {
       if (!fresh && at->second.second != fixed) {
         report->Found(Broken(*info, "shape " + ShapeText(info->event.shape) + " where an earlier step had " +
                                         ShapeText(capture.Info(at->second.first)->event.shape)));
+        break;
+      }
+      if (i == 0) dtype = info->event.dtype;
+      if (IsFloat(dtype) && IsFloat(info->event.dtype) && info->event.dtype != dtype) {
+        const auto before = capture.Info(ids[0]);
+        Suspicion s = Broken(*info, "dtype " + std::string(NameOf(info->event.dtype)) + " where step " +
+                                        std::to_string(before->event.step) + " on rank " +
+                                        std::to_string(before->event.rank) + " had " + std::string(NameOf(dtype)));
+        s.bad.cls = fault_class::kPrecision;
+        s.bad.bound_basis = "exact: dtypes";
+        report->Found(std::move(s));
         break;
       }
       if (LiesOnItself(info->event) && info->audit == "after") {

@@ -94,6 +94,7 @@ class SmallTrace {
 
  private:
   static DType DTypeOf(float) { return DType::kF32; }
+  static DType DTypeOf(double) { return DType::kF64; }
   static DType DTypeOf(int64_t) { return DType::kI64; }
   static DType DTypeOf(int8_t) { return DType::kI8; }
 

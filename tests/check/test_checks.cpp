@@ -489,6 +489,29 @@ CheckResult Speculation(size_t kept) {
 }
 
 TEST(CheckSpeculation, RejectedTokensInTheStateAreCounted) {
+// Rank 1 keeps the same result in another dtype.
+CheckResult Dtypes(bool same) {
+  SmallTrace t(2, Level::kStats);
+  const uint64_t a = t.Request({1, 2});
+  const Put put{.rows = {{a, 0, 1, 0, false}}}, other{.rows = {{a, 0, 1, 0, false}}, .rank = 1};
+  const std::vector<float> x = Noise(8, 1);
+  t.Record("layers.0.attn.o_proj", "T h", {1, 8}, x, put);
+  if (same) {
+    t.Record("layers.0.attn.o_proj", "T h", {1, 8}, x, other);
+  } else {
+    t.Record("layers.0.attn.o_proj", "T h", {1, 8}, std::vector<double>(x.begin(), x.end()), other);
+  }
+  return Judge(t, {"shapes"});
+}
+
+TEST(CheckShapes, DtypeThatDiffersBetweenRanksIsNamed) {
+  const CheckResult r = Dtypes(false);
+  ASSERT_FALSE(r.findings.empty());
+  EXPECT_EQ(r.findings[0].name, "layers.0.attn.o_proj");
+  EXPECT_EQ(r.findings[0].cls, "PRECISION");
+}
+TEST(CheckShapes, OneDtypeIsRight) { EXPECT_RULED_OUT(Dtypes(true)); }
+
   const CheckResult r = Speculation(4);
   EXPECT_FIRST(r, "layers.0.attn.state", "SPEC");
   EXPECT_EQ(r.findings[0].constant_value, 2);
