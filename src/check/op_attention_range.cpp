@@ -49,7 +49,14 @@ Explanation ExplainLse(const Subject& lse, const AttentionValues& right) {
     c.value = other;
     return Fits(lse, c);
   };
-  if (close(right.max_score)) {
+  // Written head by head and read row by row: element (row, head) lies where (head, row) is looked for.
+  const int64_t rows = right.lse.value.rows(), heads = right.lse.value.cols();
+  Array turned = right.lse.value;
+  for (int64_t i = 0; i < turned.size(); ++i) turned[(i % heads) * rows + i / heads] = right.lse.value[i];
+  const bool all = std::all_of(lse.judged().begin(), lse.judged().end(), [](char c) { return c != 0; });
+  if (all && rows > 1 && heads > 1 && close(turned)) {
+    why.text += ": it lies head by head where it is read row by row";
+  } else if (close(right.max_score)) {
     why.text += ": it is the largest score alone";
   } else if (close(right.lse_of_keys)) {
     why.text += ": the sink is missing from it";

@@ -309,6 +309,31 @@ const Operation kOperations[] = {
        t.Record("logits", "T vocab", {kRows, 4}, logits, rows);
        t.Record("next_token", "T", {kRows}, std::vector<int64_t>(kRows, bad ? 3 : 2), rows);
      }},
+    {"LogSumExpHeadByHead", "attention", "layers.0.attn.lse", "LSE",
+     [](SmallTrace& t, bool bad) {
+       constexpr size_t n = 4, d = 8;
+       const Put rows{.rows = {{t.Request({1, 2, 3, 4}), 0, n, 0, false}}};
+       const Values q = Noise(2 * n * d, 1), k = Noise(n * d, 2), v = Noise(n * d, 3);
+       Values out(2 * n * d), lse(2 * n), queries(2 * n * d);
+       for (size_t h = 0; h < 2; ++h) {
+         Values head_out, head_lse;
+         const Values head(q.begin() + static_cast<int64_t>(h * n * d),
+                           q.begin() + static_cast<int64_t>((h + 1) * n * d));
+         Attend(head, k, v, d, 1 / std::sqrt(8.0), 0, n, &head_out, &head_lse);
+         for (size_t r = 0; r < n; ++r) {
+           for (size_t c = 0; c < d; ++c) {
+             queries[(r * 2 + h) * d + c] = head[r * d + c];
+             out[(r * 2 + h) * d + c] = head_out[r * d + c];
+           }
+           lse[bad ? h * n + r : r * 2 + h] = head_lse[r];
+         }
+       }
+       t.Record("layers.0.attn.q", "T H d", {n, 2, d}, queries, rows);
+       t.Record("layers.0.attn.k", "T Hkv d", {n, 1, d}, k, rows);
+       t.Record("layers.0.attn.v", "T Hkv dv", {n, 1, d}, v, rows);
+       t.Record("layers.0.attn.out", "T H dv", {n, 2, d}, out, rows);
+       t.Record("layers.0.attn.lse", "T H", {n, 2}, lse, rows);
+     }},
     {"SumOfRanksTakenTwice", "declared", "layers.0.my.result", "REDUCE",
      [](SmallTrace& t, bool bad) {
        const Put rows = TwoRequests(t);
