@@ -1,5 +1,5 @@
-// Values at the end of their dtype's range: float16 results that reached 65504, and cache codes that stick at the
-// largest one. Extremes and the exponent histogram suffice.
+// Values at an end of their dtype's range: float16 results that reached 65504 or lie below its normal numbers, and
+// cache codes that stick at the largest one. Extremes and the exponent histogram suffice.
 #include <cmath>
 #include <map>
 
@@ -29,10 +29,20 @@ double Largest(DType dtype) {
 // some there; a third of all values is beyond every bell-shaped distribution.
 constexpr double kTopShare = 1.0 / 3;
 
+// Below 2^-14 a float16 loses its bits one by one. Nearly all of a tensor there is a scale that is wrong; what a
+// softmax has made is there by right.
+constexpr double kLowShare = 0.9;
+constexpr int kLeastNormal = -14;
+constexpr uint64_t kLeastSamples = 32;  // of the histogram that say anything
+bool MayBeSmall(std::string_view stem) {
+  return stem.ends_with("probs") || stem.ends_with("topk_weights") || stem.ends_with("_scale");
+}
+
 class Saturation final : public ScanCheck {
  public:
   bool Wants(const SiteName& site, std::string_view) override {
-    return !site.stem.ends_with("_cache") && !site.stem.ends_with(".storage") && !site.stem.ends_with(".q");
+    return !site.stem.ends_with("_cache") && !site.stem.ends_with(".storage") && !site.stem.ends_with(".q") &&
+           !MayBeSmall(site.stem);
   }
 
   void Segment(const Item& item) override {
@@ -48,7 +58,11 @@ class Saturation final : public ScanCheck {
     last_ = item.id;
     if (!cache) {
       largest_ = std::max(largest_, s.abs_max);
-      if (s.abs_max >= top) found_.emplace(item.site, Hit{item.id, s, 1});
+      if (s.abs_max >= top) {
+        found_.emplace(item.site, Hit{item.id, s, 1});
+      } else if (const double low = LowShare(item); low > kLowShare) {
+        found_.emplace(item.site, Hit{item.id, s, low, true});
+      }
       return;
     }
     for (const char* key : {"k_scale", "v_scale", "kv_scale"}) {
@@ -73,10 +87,17 @@ class Saturation final : public ScanCheck {
         s.bad.positions = {{hit.segment.first_position, hit.segment.first_position + hit.segment.n_rows - 1}};
       }
       s.bad.measured = hit.share;
-      s.bad.bound = cache ? kTopShare : 0;
-      s.bad.bound_basis =
-          cache ? "share of values in the top binade of the cache's range" : "largest magnitude below 65504";
+      s.bad.bound = cache ? kTopShare : hit.low ? kLowShare : 0;
+      s.bad.bound_basis = cache     ? "share of values in the top binade of the cache's range"
+                          : hit.low ? "share of values that are not 0 below 2^-14, the least normal float16"
+                                    : "largest magnitude below 65504";
       s.bad.confidence = cache ? 0.8 : 0.6;
+      if (hit.low) {
+        s.bad.evidence.push_back(NumberText(hit.share) +
+                                 " of the values lie below the normal numbers of float16, where bits are lost");
+        report->Found(std::move(s));
+        continue;
+      }
       s.bad.evidence.push_back("the largest magnitude " + NumberText(hit.segment.abs_max) + " is the end of the range");
       report->Found(std::move(s));
     }
@@ -93,7 +114,19 @@ class Saturation final : public ScanCheck {
     EventId event;
     SegmentSummary segment;
     double share;
+    bool low = false;  // at the lower end
   };
+
+  // Of the sampled values that are not 0, those that float16 keeps without all of its bits.
+  double LowShare(const Item& item) {
+    const uint64_t samples = item.view->histogram(item.index, &bins_);
+    uint64_t nonzero = 0, low = 0;
+    for (const ExponentBin& bin : bins_) {
+      nonzero += bin.count;
+      low += bin.exponent < kLeastNormal ? bin.count : 0;
+    }
+    return samples < kLeastSamples || nonzero == 0 ? 0 : static_cast<double>(low) / static_cast<double>(nonzero);
+  }
 
   double TopShare(const Item& item, double abs_max) {
     const uint64_t samples = item.view->histogram(item.index, &bins_);

@@ -221,6 +221,34 @@ TEST(CheckSaturation, CodesThatStickAtTheTopAreNamed) {
 }
 TEST(CheckSaturation, OneCodeAtTheTopIsRight) { EXPECT_RULED_OUT(Saturation(100, 1)); }
 
+// A float16 result of this size.
+CheckResult HalfRange(float size, const char* site = "layers.0.mlp.act") {
+  SmallTrace t(1, Level::kStats);
+  const uint64_t a = t.Request({1, 2});
+  std::vector<float> x = Noise(64, 1);
+  for (float& v : x) v *= size;
+  x[3] = size;
+  t.Record(site, "T f", {2, 32}, x, {.rows = {{a, 0, 2, 0, false}}, .compute = DType::kF16});
+  return Judge(t, {"saturation"});
+}
+
+TEST(CheckSaturation, HalfPrecisionAtItsLargestIsNamed) {
+  const CheckResult r = HalfRange(65504);
+  ASSERT_FALSE(r.findings.empty());
+  EXPECT_EQ(r.findings[0].cls, "RANGE");
+}
+TEST(CheckSaturation, HalfPrecisionBelowItsNormalNumbersIsNamed) {
+  const CheckResult r = HalfRange(0x1p-15F);
+  ASSERT_FALSE(r.findings.empty());
+  EXPECT_EQ(r.findings[0].cls, "RANGE");
+  EXPECT_GT(r.findings[0].measured, 0.99);
+}
+TEST(CheckSaturation, HalfPrecisionInItsRangeIsRight) {
+  EXPECT_RULED_OUT(HalfRange(1));
+  EXPECT_RULED_OUT(HalfRange(30000));
+  EXPECT_RULED_OUT(HalfRange(0x1p-10F));
+}
+
 CheckResult KvScale(std::string_view dtype, std::string_view scale, float dynamic) {
   SmallTrace t;
   const uint64_t a = t.Request({1, 2});
@@ -461,6 +489,29 @@ TEST(CheckShapes, ExtentThatChangesBetweenStepsIsNamed) {
 }
 TEST(CheckShapes, ExtentThatStaysIsRight) { EXPECT_RULED_OUT(Shapes(4)); }
 
+// Rank 1 keeps the same result in another dtype.
+CheckResult Dtypes(bool same) {
+  SmallTrace t(2, Level::kStats);
+  const uint64_t a = t.Request({1, 2});
+  const Put put{.rows = {{a, 0, 1, 0, false}}}, other{.rows = {{a, 0, 1, 0, false}}, .rank = 1};
+  const std::vector<float> x = Noise(8, 1);
+  t.Record("layers.0.attn.o_proj", "T h", {1, 8}, x, put);
+  if (same) {
+    t.Record("layers.0.attn.o_proj", "T h", {1, 8}, x, other);
+  } else {
+    t.Record("layers.0.attn.o_proj", "T h", {1, 8}, std::vector<double>(x.begin(), x.end()), other);
+  }
+  return Judge(t, {"shapes"});
+}
+
+TEST(CheckShapes, DtypeThatDiffersBetweenRanksIsNamed) {
+  const CheckResult r = Dtypes(false);
+  ASSERT_FALSE(r.findings.empty());
+  EXPECT_EQ(r.findings[0].name, "layers.0.attn.o_proj");
+  EXPECT_EQ(r.findings[0].cls, "PRECISION");
+}
+TEST(CheckShapes, OneDtypeIsRight) { EXPECT_RULED_OUT(Dtypes(true)); }
+
 CheckResult Speculation(size_t kept) {
   SmallTrace t;
   const uint64_t a = t.Request({1, 2});
@@ -489,29 +540,6 @@ CheckResult Speculation(size_t kept) {
 }
 
 TEST(CheckSpeculation, RejectedTokensInTheStateAreCounted) {
-// Rank 1 keeps the same result in another dtype.
-CheckResult Dtypes(bool same) {
-  SmallTrace t(2, Level::kStats);
-  const uint64_t a = t.Request({1, 2});
-  const Put put{.rows = {{a, 0, 1, 0, false}}}, other{.rows = {{a, 0, 1, 0, false}}, .rank = 1};
-  const std::vector<float> x = Noise(8, 1);
-  t.Record("layers.0.attn.o_proj", "T h", {1, 8}, x, put);
-  if (same) {
-    t.Record("layers.0.attn.o_proj", "T h", {1, 8}, x, other);
-  } else {
-    t.Record("layers.0.attn.o_proj", "T h", {1, 8}, std::vector<double>(x.begin(), x.end()), other);
-  }
-  return Judge(t, {"shapes"});
-}
-
-TEST(CheckShapes, DtypeThatDiffersBetweenRanksIsNamed) {
-  const CheckResult r = Dtypes(false);
-  ASSERT_FALSE(r.findings.empty());
-  EXPECT_EQ(r.findings[0].name, "layers.0.attn.o_proj");
-  EXPECT_EQ(r.findings[0].cls, "PRECISION");
-}
-TEST(CheckShapes, OneDtypeIsRight) { EXPECT_RULED_OUT(Dtypes(true)); }
-
   const CheckResult r = Speculation(4);
   EXPECT_FIRST(r, "layers.0.attn.state", "SPEC");
   EXPECT_EQ(r.findings[0].constant_value, 2);
