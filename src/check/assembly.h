@@ -2,11 +2,15 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "check/check.h"
 
 namespace assay {
+
+// In a note of a check: the same call ran with other padding, and its real rows did not change. Speaks against padding.
+inline constexpr std::string_view kPaddingHeld = "with other padding gave the same real rows";
 
 class Assembly {
  public:

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 
+#include "check/assembly.h"
 #include "check/checks.h"
 #include "check/helpers.h"
 
@@ -79,10 +80,11 @@ void CheckRepeats(const Capture& capture, CheckReport* report) {
       if (group.repeats.size() > 1) calls[key].push_back(std::move(group));
     }
   }
+  uint64_t held = 0;  // calls whose padding differed and whose results did not
   for (auto& [key, groups] : calls) {
     std::sort(groups.begin(), groups.end(),
               [&](const Group& a, const Group& b) { return capture.Earlier(a.repeats[0], b.repeats[0]); });
-    bool padding_differs = false, real_differs = false;
+    bool padding_differs = false, real_differs = false, behind = false;  // behind: a result after that padding
     for (const Group& g : groups) {
       auto first = capture.Load(g.repeats[0]);
       if (!first.ok()) {
@@ -99,6 +101,7 @@ void CheckRepeats(const Capture& capture, CheckReport* report) {
       }
       const EventInfo& info = *(*first)->info;
       const bool pool = info.site.stem.ends_with("_cache");
+      behind = behind || (padding_differs && !pool);
       if (worst.real == 0 || pool) {
         padding_differs = padding_differs || worst.padding || (pool && worst.real > 0);
         report->Right(info.id);
@@ -132,7 +135,9 @@ void CheckRepeats(const Capture& capture, CheckReport* report) {
                                                : "no recorded operand differs before it");
       report->Found(std::move(s));
     }
+    held += behind && !real_differs;
   }
+  if (held > 0) report->Note(std::to_string(held) + " calls " + std::string(kPaddingHeld));
 }
 
 }  // namespace assay::check

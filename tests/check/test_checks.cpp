@@ -1,6 +1,7 @@
 // Each check on a recording where it is confirmed and on one where it is ruled out.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -361,7 +362,7 @@ TEST(CheckMoeCounts, CountThatIsNotTheIdsIsNamed) {
 }
 TEST(CheckMoeCounts, RightCountsAreRuledOut) { EXPECT_RULED_OUT(MoeCounts(2, 2)); }
 
-CheckResult Repeats(bool real, bool padding) {
+CheckResult Repeats(bool real, bool padding, std::vector<std::string> only = {"repeats"}) {
   SmallTrace t;
   const uint64_t a = t.Request({1, 2});
   const std::vector<RowRun> rows = {{a, 0, 2, 0, false}, {0, 2, 1, 0, true}};
@@ -373,9 +374,19 @@ CheckResult Repeats(bool real, bool padding) {
     t.Record("layers.0.attn.out", "T d", {3, 8}, x, {.rows = rows, .meta = {{"repeat", number[i]}}});
     t.Record("layers.0.attn.o_proj", "T h", {3, 8}, y, {.rows = rows, .meta = {{"repeat", number[i]}}});
   }
-  return Judge(t, {"repeats"});
+  return Judge(t, std::move(only));
 }
 
+TEST(CheckRepeats, OtherPaddingWithEqualRealRowsRulesPaddingOut) {
+  const auto state = [](const CheckResult& r) {
+    const auto at = std::find_if(r.ledger.begin(), r.ledger.end(),
+                                 [](const LedgerEntry& e) { return e.hypothesis == hypothesis::kPadding; });
+    return at == r.ledger.end() ? CheckState::kNotTestable : at->state;
+  };
+  EXPECT_EQ(state(Repeats(false, true, {})), CheckState::kRuledOut);
+  EXPECT_EQ(state(Repeats(false, false, {})), CheckState::kNotTestable);
+  EXPECT_EQ(state(Repeats(true, true, {})), CheckState::kConfirmed);
+}
 TEST(CheckRepeats, ResultThatChangesOnEqualOperandsIsNamed) {
   EXPECT_FIRST(Repeats(true, false), "layers.0.attn.o_proj", "NONDET");
 }
