@@ -2,9 +2,13 @@
 // query rows. A symptom, not a cause.
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <string>
+#include <vector>
 
 #include "check/checks.h"
 #include "check/helpers.h"
+#include "check/op_attention.h"
 
 namespace assay::check {
 namespace {
@@ -17,16 +21,33 @@ constexpr double kUniform = 0.99999;
 constexpr double kCollapsed = 1e-6;
 
 struct Tally {
-  uint64_t n = 0, uniform = 0, collapsed = 0;
+  struct Count {
+    uint64_t n = 0, uniform = 0, collapsed = 0;
+  };
+  Count all;
+  std::map<int64_t, Count> heads;
   EventId first = kNoEvent;
   double sum = 0;
 
-  void Add(EventId id, double entropy) {
+  void Add(EventId id, int64_t head, double entropy) {
+    if (!std::isfinite(entropy)) return;
     if (first == kNoEvent) first = id;
-    ++n;
     sum += entropy;
-    uniform += entropy > kUniform ? 1 : 0;
-    collapsed += entropy < kCollapsed ? 1 : 0;
+    for (Count* c : {&all, &heads[head]}) {
+      ++c->n;
+      c->uniform += entropy > kUniform ? 1 : 0;
+      c->collapsed += entropy < kCollapsed ? 1 : 0;
+    }
+  }
+  // ", 2 of 8 heads uniform": single heads may be by right, so that they are told and are no finding.
+  std::string HeadsText() const {
+    const auto of = [&](uint64_t Count::*what) {
+      return std::count_if(heads.begin(), heads.end(), [&](const auto& h) { return h.second.*what == h.second.n; });
+    };
+    std::string text;
+    if (const auto n = of(&Count::uniform); n > 0) text += ", " + std::to_string(n) + " uniform";
+    if (const auto n = of(&Count::collapsed); n > 0) text += ", " + std::to_string(n) + " on one key";
+    return text.empty() ? text : text + " of " + std::to_string(heads.size()) + " heads";
   }
 };
 
@@ -41,11 +62,40 @@ double Entropy(std::vector<double> p) {
   return out / std::log(static_cast<double>(p.size()));
 }
 
+// By the whole call as it was recorded: masks, windows, sinks and latents as they are. False: an operand is missing.
+bool FromCall(const Capture& capture, const TensorPtr& result, Tally* tally, CheckReport* report) {
+  const op::Subject out(capture, result, *report);
+  auto call = op::GatherAttention(out);
+  if (!call.ok()) return false;
+  for (op::AttentionBatch& b : call->batches) {
+    std::vector<int64_t> places;
+    const size_t stride = std::max<size_t>(1, b.rows.size() / kMaxRows);
+    for (size_t i = b.rows.size(); i > 0; i -= std::min(i, stride))
+      places.insert(places.begin(), static_cast<int64_t>(i) - 1);
+    if (places.empty() || static_cast<int64_t>(b.key_positions.size()) < kMinKeys) continue;
+    op::KeepQueries(&b, places);
+    oracle::AttentionInput in = op::InputOf(b, *call);
+    const std::vector<oracle::KeyRange> ranges(b.rows.size(), b.range);
+    in.ranges = ranges;
+    const bool sink = !call->sinks.values.empty();
+    in.sinks = sink ? &call->sinks : nullptr;
+    const auto values = oracle::Attend(in, call->spec);
+    if (!values.ok()) return false;
+    for (int64_t i = 0; i < values->entropy.size(); ++i) {
+      const double keys = values->keys_seen[i] + (sink ? 1 : 0);
+      if (keys >= kMinKeys) tally->Add(result->info->id, i % call->heads, values->entropy[i] / std::log(keys));
+    }
+  }
+  return true;
+}
+
+// Where the values were not recorded: from queries and keys alone.
 void FromQueries(const Capture& capture, const EventInfo& out, Tally* tally, CheckReport* report) {
   auto q = capture.LoadOperand(out, out.prefix + "attn.q");
   if (!q.ok()) return report->Missing(q.status().message(), Capture::RecordHint(out.prefix + "attn.q"));
   const Tensor& t = **q;
   const std::optional<double> scale = capture.Number(out, "softmax_scale");
+  const int64_t window = capture.Integer(out, "window").value_or(0);
   const int64_t d = t.dim(-1), heads = t.row_size() / std::max<int64_t>(d, 1);
   const size_t stride = std::max<size_t>(1, t.rows.size() / kMaxRows);
   for (size_t r = 0; r < t.rows.size(); r += stride) {
@@ -59,6 +109,7 @@ void FromQueries(const Capture& capture, const EventInfo& out, Tally* tally, Che
     for (int64_t h = 0; h < heads; ++h) {
       std::vector<double> scores;
       for (size_t k = 0; k < keys->positions.size() && keys->positions[k] <= t.rows[r].position; ++k) {
+        if (window > 0 && t.rows[r].position - keys->positions[k] >= window) continue;
         double dot = 0;
         const size_t at = k * static_cast<size_t>(keys->row_size()) + static_cast<size_t>(h / (heads / key_heads) * d);
         for (int64_t i = 0; i < d; ++i)
@@ -66,8 +117,7 @@ void FromQueries(const Capture& capture, const EventInfo& out, Tally* tally, Che
         scores.push_back(dot * factor);
       }
       if (static_cast<int64_t>(scores.size()) < kMinKeys) continue;
-      const double entropy = Entropy(std::move(scores));
-      if (std::isfinite(entropy)) tally->Add(out.id, entropy);
+      tally->Add(out.id, h, Entropy(std::move(scores)));
     }
   }
 }
@@ -75,7 +125,9 @@ void FromQueries(const Capture& capture, const EventInfo& out, Tally* tally, Che
 }  // namespace
 
 void CheckEntropy(const Capture& capture, CheckReport* report) {
-  for (const std::string& name : capture.NamesOfStem("attn.out")) {
+  std::vector<std::string> names = capture.NamesOfStem("attn.out");
+  for (std::string& name : capture.NamesOfStem("attn.latent_out")) names.push_back(std::move(name));
+  for (const std::string& name : names) {
     Tally tally;
     const std::vector<EventId> ids = RealEvents(capture, name);
     const size_t stride = std::max<size_t>(1, ids.size() / kMaxRows);
@@ -85,22 +137,28 @@ void CheckEntropy(const Capture& capture, CheckReport* report) {
         report->Missing(name + " was recorded without its operands' values", Capture::RecordHint("attn.q and attn.k"));
         continue;
       }
-      FromQueries(capture, *capture.Info(ids[i]), &tally, report);
+      const auto info = capture.Info(ids[i]);
+      // The output of a call on latents is that call's once more.
+      if (name.ends_with("attn.out") && capture.Operand(*info, info->prefix + "attn.latent_out")) continue;
+      const auto out = capture.Load(ids[i]);
+      if (out.ok() && FromCall(capture, *out, &tally, report)) continue;
+      FromQueries(capture, *info, &tally, report);
     }
-    if (tally.n < kMinSamples) continue;
-    report->Note(name + ": mean entropy " + NumberText(tally.sum / static_cast<double>(tally.n)) +
-                 " of ln(keys) over " + std::to_string(tally.n) + " rows and heads");
-    if (tally.uniform < tally.n && tally.collapsed < tally.n) {
+    if (tally.all.n < kMinSamples) continue;
+    report->Note(name + ": mean entropy " + NumberText(tally.sum / static_cast<double>(tally.all.n)) +
+                 " of ln(keys) over " + std::to_string(tally.all.n) + " rows and heads" + tally.HeadsText());
+    if (tally.all.uniform < tally.all.n && tally.all.collapsed < tally.all.n) {
       report->Right(tally.first);
       continue;
     }
     Suspicion s = At(*capture.Info(tally.first), fault_class::kUnknown, 0);
     s.local = false;
-    s.bad.measured = tally.sum / static_cast<double>(tally.n);
-    s.bad.bound_basis = "entropy as a share of ln(keys), in all " + std::to_string(tally.n) + " sampled rows and heads";
+    s.bad.measured = tally.sum / static_cast<double>(tally.all.n);
+    s.bad.bound_basis =
+        "entropy as a share of ln(keys), in all " + std::to_string(tally.all.n) + " sampled rows and heads";
     s.bad.confidence = 0.5;
-    s.bad.evidence.push_back(tally.uniform == tally.n ? "attention is uniform: scores do not depend on the keys"
-                                                      : "attention has collapsed onto one key in every head");
+    s.bad.evidence.push_back(tally.all.uniform == tally.all.n ? "attention is uniform: scores do not depend on the keys"
+                                                              : "attention has collapsed onto one key in every head");
     report->Found(std::move(s));
   }
 }

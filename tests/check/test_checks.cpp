@@ -480,6 +480,51 @@ TEST(CheckEntropy, CollapsedAttentionIsNamed) {
   ASSERT_FALSE(r.findings.empty());
   EXPECT_EQ(r.findings[0].name, "layers.0.attn.out");
 }
+// Queries at 48 to 63 with a window of 16 see keys that are all zero; those before 32 are not.
+TEST(CheckEntropy, UniformWithinTheWindowIsNamed) {
+  SmallTrace t;
+  const uint64_t a = t.Request({1, 2});
+  std::vector<float> k = Noise(64 * 8, 2);
+  for (float& v : k) v *= 100;
+  std::fill(k.begin() + 32 * 8, k.end(), 0.0F);
+  const Put all{.rows = {{a, 0, 64, 0, false}}};
+  Put late{.rows = {{a, 0, 16, 48, false}}, .step = 1};
+  t.Record("layers.0.attn.k", "T H d", {64, 1, 8}, k, all);
+  t.Record("layers.0.attn.v", "T H dv", {64, 1, 8}, Noise(64 * 8, 3), all);
+  t.Record("layers.0.attn.q", "T H d", {16, 4, 8}, Noise(16 * 4 * 8, 1), late);
+  late.meta = {{"window", "16"}};
+  t.Record("layers.0.attn.out", "T H dv", {16, 4, 8}, Noise(16 * 4 * 8, 4), late);
+  const CheckResult r = Judge(t, {"entropy"});
+  ASSERT_FALSE(r.findings.empty());
+  EXPECT_NE(r.findings[0].evidence[0].find("uniform"), std::string::npos);
+}
+
+// Latents: queries of this size against latents and rotated keys.
+CheckResult LatentEntropy(float scale) {
+  SmallTrace t;
+  const uint64_t a = t.Request({1, 2});
+  const Put put{.rows = {{a, 0, 64, 0, false}}};
+  std::vector<float> q = Noise(64 * 4 * 8, 1), pe = Noise(64 * 4 * 4, 2);
+  for (std::vector<float>* x : {&q, &pe}) {
+    for (float& v : *x) v *= scale;
+  }
+  t.Record("layers.0.attn.q_latent", "T H c", {64, 4, 8}, q, put);
+  t.Record("layers.0.attn.q_pe", "T H dr", {64, 4, 4}, pe, put);
+  t.Record("layers.0.attn.kv_c_normed", "T c", {64, 8}, Noise(64 * 8, 3), put);
+  t.Record("layers.0.attn.k_pe", "T dr", {64, 4}, Noise(64 * 4, 4), put);
+  Put result = put;
+  result.meta = {{"softmax_scale", "0.5"}};
+  t.Record("layers.0.attn.latent_out", "T H c", {64, 4, 8}, Noise(64 * 4 * 8, 5), result);
+  return Judge(t, {"entropy"});
+}
+
+TEST(CheckEntropy, UniformAttentionOnLatentsIsNamed) {
+  const CheckResult r = LatentEntropy(1e-6F);
+  ASSERT_FALSE(r.findings.empty());
+  EXPECT_EQ(r.findings[0].name, "layers.0.attn.latent_out");
+  EXPECT_RULED_OUT(LatentEntropy(1));
+}
+
 TEST(CheckEntropy, AttentionInBetweenIsRight) { EXPECT_RULED_OUT(Entropy(1)); }
 
 CheckResult Shapes(int64_t heads) {
