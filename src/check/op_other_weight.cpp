@@ -1,8 +1,10 @@
 #include "check/op_other_weight.h"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
+#include "check/helpers.h"
 #include "check/op_fitted.h"
 
 namespace assay::op {
@@ -57,6 +59,30 @@ std::optional<Explanation> ForOtherWeights(
       return why;
   }
   return std::nullopt;
+}
+
+void JudgeTie(const Subject& s) {
+  const TensorPtr head = s.Weight("lm_head.weight"), embedding = s.Weight("embed_tokens.weight");
+  if (!s.Flag("tie_word_embeddings", false) || head == nullptr || embedding == nullptr) return;
+  const Shard &own = head->info->event.shard, &other = embedding->info->event.shard;
+  if (head->shape != embedding->shape || own.index != other.index || own.count != other.count) return;
+  double off = 0, total = 0;
+  for (int64_t i = 0; i < head->n(); ++i) {
+    const double x = head->values[static_cast<size_t>(i)], y = embedding->values[static_cast<size_t>(i)];
+    off += (x - y) * (x - y);
+    total += y * y;
+  }
+  constexpr double kUnlike = 0.5;  // unrelated matrices of one size are sqrt(2) apart, 4-bit codes 0.1
+  const double distance = std::sqrt(off / total);
+  if (!(distance > kUnlike)) return;  // not a number: that is the finding of the check for such values
+  Suspicion found = check::At(*head->info, fault_class::kLoad, 3);
+  found.hypothesis = hypothesis::kWeights;
+  found.bad.measured = distance;
+  found.bad.bound = kUnlike;
+  found.bad.bound_basis = "relative L2 distance of the two matrices; unrelated ones are 1.4 apart";
+  found.bad.confidence = 0.95;
+  found.bad.evidence.push_back("the head is declared as tied to the embedding and is another matrix");
+  s.report().Found(std::move(found));
 }
 
 }  // namespace assay::op

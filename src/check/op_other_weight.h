@@ -20,4 +20,8 @@ std::optional<Explanation> ForOtherWeights(
     const Subject& subject, const std::string& name, const oracle::Array& right,
     const std::function<std::optional<Explanation>(const OtherWeight&)>& attempt);
 
+// A head of its own that is nothing like the embedding that it is declared to be. A head that went through another
+// quantisation than the embedding is near it.
+void JudgeTie(const Subject& s);
+
 }  // namespace assay::op
