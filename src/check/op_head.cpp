@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <optional>
 #include <set>
+#include <span>
 #include <vector>
 
 #include "base/number_text.h"
@@ -136,6 +137,23 @@ std::string SamplerText(const oracle::SamplingSpec& spec) {
   return text;
 }
 
+// Engines part in the order of temperature and filters, and in whether a filter sees what another left. A token is
+// excluded by one filter alone, over all tokens, with the temperature before it and behind it: then in every order.
+bool Excluded(std::span<const double> logits, int64_t token, const oracle::SamplingSpec& spec) {
+  const auto excluded = [&](oracle::SamplingSpec filter) {
+    for (double temperature : {spec.temperature, 1.0}) {
+      filter.temperature = temperature;
+      const auto p = oracle::TokenProbability(logits, token, filter);
+      if (!p.ok() || *p != 0) return false;
+    }
+    return true;
+  };
+  // The exact ends of top-p and min-p are a matter of rounding.
+  constexpr double kEnd = 1e-4;
+  return excluded({.top_k = spec.top_k}) || excluded({.top_p = std::min(1.0, spec.top_p + kEnd)}) ||
+         excluded({.min_p = spec.min_p * (1 - kEnd)});
+}
+
 void JudgeToken(Subject& s) {
   const TensorPtr logits = s.Operand("logits");
   if (logits == nullptr) return Missing(s, "logits");
@@ -162,14 +180,7 @@ void JudgeToken(Subject& s) {
       ++off;
       rows.push_back(r);
     }
-    if (!sampler.sampled()) continue;
-    // Of a token at least as probable as this one the filters may have kept it: ties are kept, and the exact ends of
-    // top-p are a matter of rounding.
-    oracle::SamplingSpec spec = sampler.spec;
-    spec.top_p = std::min(1.0, spec.top_p + 1e-4);
-    spec.min_p *= 1 - 1e-4;
-    const auto p = oracle::TokenProbability(logits->row(r), token, spec);
-    if (p.ok() && *p == 0) impossible.push_back(r);
+    if (sampler.sampled() && Excluded(logits->row(r), token, sampler.spec)) impossible.push_back(r);
   }
   const auto found = [&](const std::string& text, const std::vector<int64_t>& where) {
     ReportRule(s.capture(), s.report(), s.info(), {fault_class::kKernel, text}, where);

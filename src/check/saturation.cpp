@@ -29,20 +29,22 @@ double Largest(DType dtype) {
 // some there; a third of all values is beyond every bell-shaped distribution.
 constexpr double kTopShare = 1.0 / 3;
 
-// Below 2^-14 a float16 loses its bits one by one. Nearly all of a tensor there is a scale that is wrong; what a
-// softmax has made is there by right.
+// Below 2^-14 a float16 loses its bits one by one. Nearly all of a result there is a scale that is wrong; what a
+// softmax has made is there by right, and a parameter was so in the checkpoint.
 constexpr double kLowShare = 0.9;
 constexpr int kLeastNormal = -14;
-constexpr uint64_t kLeastSamples = 32;  // of the histogram that say anything
+constexpr uint64_t kLeastSamples = 32;  // of values that are not 0 that say anything
 bool MayBeSmall(std::string_view stem) {
-  return stem.ends_with("probs") || stem.ends_with("topk_weights") || stem.ends_with("_scale");
+  for (std::string_view end : {"probs", "topk_weights", "_scale", ".weight", ".bias"}) {
+    if (stem.ends_with(end)) return true;
+  }
+  return false;
 }
 
 class Saturation final : public ScanCheck {
  public:
   bool Wants(const SiteName& site, std::string_view) override {
-    return !site.stem.ends_with("_cache") && !site.stem.ends_with(".storage") && !site.stem.ends_with(".q") &&
-           !MayBeSmall(site.stem);
+    return !site.stem.ends_with("_cache") && !site.stem.ends_with(".storage") && !site.stem.ends_with(".q");
   }
 
   void Segment(const Item& item) override {
@@ -61,7 +63,7 @@ class Saturation final : public ScanCheck {
       if (s.abs_max >= top) {
         found_.emplace(item.site, Hit{item.id, s, 1});
       } else if (const double low = LowShare(item); low > kLowShare) {
-        found_.emplace(item.site, Hit{item.id, s, low, true});
+        low_.emplace(item.site, Hit{item.id, s, low});
       }
       return;
     }
@@ -82,29 +84,20 @@ class Saturation final : public ScanCheck {
       Suspicion s = At(*info, cache ? fault_class::kKvScale : fault_class::kRange, cache ? 1 : 0);
       if (cache) s.hypothesis = hypothesis::kCacheWrite;
       s.local = cache;
-      s.bad.request = hit.segment.request;
-      if (hit.segment.n_rows > 0) {
-        s.bad.positions = {{hit.segment.first_position, hit.segment.first_position + hit.segment.n_rows - 1}};
-      }
+      FillSegment(hit, &s.bad);
       s.bad.measured = hit.share;
-      s.bad.bound = cache ? kTopShare : hit.low ? kLowShare : 0;
-      s.bad.bound_basis = cache     ? "share of values in the top binade of the cache's range"
-                          : hit.low ? "share of values that are not 0 below 2^-14, the least normal float16"
-                                    : "largest magnitude below 65504";
+      s.bad.bound = cache ? kTopShare : 0;
+      s.bad.bound_basis =
+          cache ? "share of values in the top binade of the cache's range" : "largest magnitude below 65504";
       s.bad.confidence = cache ? 0.8 : 0.6;
-      if (hit.low) {
-        s.bad.evidence.push_back(NumberText(hit.share) +
-                                 " of the values lie below the normal numbers of float16, where bits are lost");
-        report->Found(std::move(s));
-        continue;
-      }
       s.bad.evidence.push_back("the largest magnitude " + NumberText(hit.segment.abs_max) + " is the end of the range");
       report->Found(std::move(s));
     }
+    const bool any_low = ReportLow(capture, report);
     if (judged_ == 0)
       return report->Missing("no value is kept in a dtype of small range",
                              "record compute_dtype, or kv_cache_dtype on attn.kv_write");
-    if (found_.empty()) report->Right(last_);
+    if (found_.empty() && !any_low) report->Right(last_);
     report->Note(std::to_string(judged_) + " segments of small range" +
                  (largest_ > 0 ? ", largest float16 magnitude " + NumberText(largest_) : ""));
   }
@@ -114,18 +107,44 @@ class Saturation final : public ScanCheck {
     EventId event;
     SegmentSummary segment;
     double share;
-    bool low = false;  // at the lower end
   };
+
+  static void FillSegment(const Hit& hit, FirstBad* bad) {
+    bad->request = hit.segment.request;
+    if (hit.segment.n_rows == 0) return;
+    bad->positions = {{hit.segment.first_position, hit.segment.first_position + hit.segment.n_rows - 1}};
+  }
+
+  // Results at the lower end of float16; whether there are any.
+  bool ReportLow(const Capture& capture, CheckReport* report) {
+    bool any = false;
+    for (const auto& [site, hit] : low_) {
+      const auto info = capture.Info(hit.event);
+      if (MayBeSmall(info->site.stem)) continue;
+      Suspicion s = At(*info, fault_class::kRange, 0);
+      s.local = false;
+      FillSegment(hit, &s.bad);
+      s.bad.measured = hit.share;
+      s.bad.bound = kLowShare;
+      s.bad.bound_basis = "share of values that are not 0 below 2^-14, the least normal float16";
+      s.bad.confidence = 0.6;
+      s.bad.evidence.push_back(NumberText(hit.share) +
+                               " of the values lie below the normal numbers of float16, where bits are lost");
+      report->Found(std::move(s));
+      any = true;
+    }
+    return any;
+  }
 
   // Of the sampled values that are not 0, those that float16 keeps without all of its bits.
   double LowShare(const Item& item) {
-    const uint64_t samples = item.view->histogram(item.index, &bins_);
+    item.view->histogram(item.index, &bins_);
     uint64_t nonzero = 0, low = 0;
     for (const ExponentBin& bin : bins_) {
       nonzero += bin.count;
       low += bin.exponent < kLeastNormal ? bin.count : 0;
     }
-    return samples < kLeastSamples || nonzero == 0 ? 0 : static_cast<double>(low) / static_cast<double>(nonzero);
+    return nonzero < kLeastSamples ? 0 : static_cast<double>(low) / static_cast<double>(nonzero);
   }
 
   double TopShare(const Item& item, double abs_max) {
@@ -137,7 +156,7 @@ class Saturation final : public ScanCheck {
     return static_cast<double>(n) / static_cast<double>(samples);
   }
 
-  std::map<uint32_t, Hit> found_;
+  std::map<uint32_t, Hit> found_, low_;  // by site, the first of each
   std::vector<ExponentBin> bins_;
   uint64_t judged_ = 0;
   double largest_ = 0;

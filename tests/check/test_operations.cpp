@@ -309,6 +309,14 @@ const Operation kOperations[] = {
        t.Record("logits", "T vocab", {kRows, 4}, logits, rows);
        t.Record("next_token", "T", {kRows}, std::vector<int64_t>(kRows, bad ? 3 : 2), rows);
      }},
+    {"SampledTokenBehindTopPWithTheTemperatureBehindIt", "tokens", "next_token", "KERNEL",
+     [](SmallTrace& t, bool bad) {  // of 0 and -1 the nucleus keeps both, unless the temperature comes first
+       const Put rows = With(TwoRequests(t), {{"temperature", "0.25"}, {"top_p", "0.9"}});
+       Values logits(kRows * 4, -10);
+       for (size_t r = 0; r < kRows; ++r) logits[r * 4 + 1] = 0, logits[r * 4 + 2] = -1;
+       t.Record("logits", "T vocab", {kRows, 4}, logits, rows);
+       t.Record("next_token", "T", {kRows}, std::vector<int64_t>(kRows, bad ? 3 : 2), rows);
+     }},
     {"LogSumExpHeadByHead", "attention", "layers.0.attn.lse", "LSE",
      [](SmallTrace& t, bool bad) {
        constexpr size_t n = 4, d = 8;

@@ -1,0 +1,126 @@
+// What attention shows without being recomputed: heads, sums of probabilities, and how its weight is spread.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "small_trace.h"
+#include "verdicts.h"
+
+namespace assay {
+namespace {
+
+using testing::Judge;
+using testing::Noise;
+using testing::Put;
+using testing::SmallTrace;
+
+CheckResult Heads(bool zero, int64_t position = 1) {
+  SmallTrace t(1, Level::kStats);
+  const uint64_t a = t.Request({1, 2, 3, 4});
+  std::vector<float> out = Noise(64, 2);
+  for (size_t r = 0; r < 2 && zero; ++r) std::fill_n(out.begin() + static_cast<int64_t>(r * 32 + 8), 8, 0.0f);
+  const Put put{.rows = {{a, 0, 2, position, false}}};
+  t.Record("layers.0.attn.q", "T H d", {2, 4, 8}, Noise(64, 1), put);
+  t.Record("layers.0.attn.out", "T H dv", {2, 4, 8}, out, put);
+  return Judge(t, {"heads"});
+}
+
+TEST(CheckHeads, HeadOfZerosIsNamed) {
+  const CheckResult r = Heads(true);
+  ASSERT_FALSE(r.findings.empty());
+  EXPECT_EQ(r.findings[0].heads, std::vector<int32_t>{1});
+}
+TEST(CheckHeads, HeadOfZerosIsNamedInAPromptFromItsFirstRow) {
+  const CheckResult r = Heads(true, 0);
+  ASSERT_FALSE(r.findings.empty());
+  EXPECT_EQ(r.findings[0].heads, std::vector<int32_t>{1});
+  EXPECT_RULED_OUT(Heads(false, 0));
+}
+TEST(CheckHeads, HeadsThatDifferAreRight) { EXPECT_RULED_OUT(Heads(false)); }
+
+CheckResult Probabilities(float factor) {
+  SmallTrace t;
+  const uint64_t a = t.Request({1, 2});
+  t.Record<float>("layers.0.attn.probs", "T H K", {2, 1, 4}, {1, 0, 0, 0, 0.25f * factor, 0.75f * factor, 0, 0},
+                  {.rows = {{a, 0, 2, 0, false}}});
+  return Judge(t, {"softmax_sums"});
+}
+
+TEST(CheckSoftmaxSums, RowThatDoesNotSumToOneIsNamed) {
+  EXPECT_FIRST(Probabilities(1.01f), "layers.0.attn.probs", "KERNEL");
+}
+TEST(CheckSoftmaxSums, RowsThatSumToOneAreRight) { EXPECT_RULED_OUT(Probabilities(1)); }
+
+CheckResult Entropy(float scale) {
+  SmallTrace t;
+  const uint64_t a = t.Request({1, 2});
+  std::vector<float> q = Noise(64 * 4 * 8, 1);
+  for (float& v : q) v *= scale;
+  const Put put{.rows = {{a, 0, 64, 0, false}}};
+  t.Record("layers.0.attn.q", "T H d", {64, 4, 8}, q, put);
+  t.Record("layers.0.attn.k", "T H d", {64, 2, 8}, Noise(64 * 2 * 8, 2), put);
+  t.Record("layers.0.attn.out", "T H dv", {64, 4, 8}, Noise(64 * 4 * 8, 3), put);
+  return Judge(t, {"entropy"});
+}
+
+TEST(CheckEntropy, UniformAttentionIsNamed) {
+  const CheckResult r = Entropy(1e-6f);
+  ASSERT_FALSE(r.findings.empty());
+  EXPECT_EQ(r.findings[0].name, "layers.0.attn.out");
+}
+TEST(CheckEntropy, CollapsedAttentionIsNamed) {
+  const CheckResult r = Entropy(1e6f);
+  ASSERT_FALSE(r.findings.empty());
+  EXPECT_EQ(r.findings[0].name, "layers.0.attn.out");
+}
+// Queries at 48 to 63 with a window of 16 see keys that are all zero; those before 32 are not.
+TEST(CheckEntropy, UniformWithinTheWindowIsNamed) {
+  SmallTrace t;
+  const uint64_t a = t.Request({1, 2});
+  std::vector<float> k = Noise(64 * 8, 2);
+  for (float& v : k) v *= 100;
+  std::fill(k.begin() + 32 * 8, k.end(), 0.0F);
+  const Put all{.rows = {{a, 0, 64, 0, false}}};
+  Put late{.rows = {{a, 0, 16, 48, false}}, .step = 1};
+  t.Record("layers.0.attn.k", "T H d", {64, 1, 8}, k, all);
+  t.Record("layers.0.attn.v", "T H dv", {64, 1, 8}, Noise(64 * 8, 3), all);
+  t.Record("layers.0.attn.q", "T H d", {16, 4, 8}, Noise(16 * 4 * 8, 1), late);
+  late.meta = {{"window", "16"}};
+  t.Record("layers.0.attn.out", "T H dv", {16, 4, 8}, Noise(16 * 4 * 8, 4), late);
+  const CheckResult r = Judge(t, {"entropy"});
+  ASSERT_FALSE(r.findings.empty());
+  EXPECT_NE(r.findings[0].evidence[0].find("uniform"), std::string::npos);
+}
+
+// Latents: queries of this size against latents and rotated keys.
+CheckResult LatentEntropy(float scale) {
+  SmallTrace t;
+  const uint64_t a = t.Request({1, 2});
+  const Put put{.rows = {{a, 0, 64, 0, false}}};
+  std::vector<float> q = Noise(64 * 4 * 8, 1), pe = Noise(64 * 4 * 4, 2);
+  for (std::vector<float>* x : {&q, &pe}) {
+    for (float& v : *x) v *= scale;
+  }
+  t.Record("layers.0.attn.q_latent", "T H c", {64, 4, 8}, q, put);
+  t.Record("layers.0.attn.q_pe", "T H dr", {64, 4, 4}, pe, put);
+  t.Record("layers.0.attn.kv_c_normed", "T c", {64, 8}, Noise(64 * 8, 3), put);
+  t.Record("layers.0.attn.k_pe", "T dr", {64, 4}, Noise(64 * 4, 4), put);
+  Put result = put;
+  result.meta = {{"softmax_scale", "0.5"}};
+  t.Record("layers.0.attn.latent_out", "T H c", {64, 4, 8}, Noise(64 * 4 * 8, 5), result);
+  return Judge(t, {"entropy"});
+}
+
+TEST(CheckEntropy, UniformAttentionOnLatentsIsNamed) {
+  const CheckResult r = LatentEntropy(1e-6F);
+  ASSERT_FALSE(r.findings.empty());
+  EXPECT_EQ(r.findings[0].name, "layers.0.attn.latent_out");
+  EXPECT_RULED_OUT(LatentEntropy(1));
+}
+
+TEST(CheckEntropy, AttentionInBetweenIsRight) { EXPECT_RULED_OUT(Entropy(1)); }
+
+}  // namespace
+}  // namespace assay
