@@ -25,15 +25,15 @@ enum class RootReason : uint8_t { kBound, kSum, kMajority, kNonFinite, kChoice, 
 
 // What was found at one site.
 struct SiteOutcome {
-  uint32_t site = 0;
-  SiteComparison comparison;
+  uint32_t site = 0;            // index into JointIndex::sites
+  SiteComparison comparison;    // the line of the table
   std::vector<uint32_t> roots;  // row numbers, ascending
   RootReason reason = RootReason::kBound;
   double measured = 0, bound = 0, measured_in = 0;  // of the worst root, relative L2
   std::string basis;                                // where the bound comes from
-  bool inputs_known = true;
-  bool any_difference = false;
-  double difference = 0;  // relative difference that 90 % of the rows stay below
+  bool inputs_known = true;                         // GraphNode::inputs_known
+  bool any_difference = false;                      // some row differs in a bit
+  double difference = 0;                            // relative difference that 90 % of the rows stay below
 };
 
 struct JudgeOptions {
@@ -50,8 +50,8 @@ struct Judgement {
   static constexpr uint32_t kNever = ~uint32_t{0};
   std::vector<uint32_t> aside_from;
   uint64_t near_ties_total = 0;  // near_ties holds the first 1000
-  bool all_equal = true;
-  bool by_rows = true;  // every comparison had row grids
+  bool all_equal = true;         // no row of any site differs in a bit
+  bool by_rows = true;           // every comparison had row grids
 };
 
 // index and graph must outlive the call only.

@@ -12,15 +12,15 @@ namespace assay {
 
 // A row, or, without row grids, the rows of one request inside a block of 64 positions.
 struct RowValue {
-  int32_t position = 0;  // of the first row
-  uint32_t n_rows = 1;
-  uint32_t piece = 0;  // number of a piece that holds it (the lowest rank's)
-  uint32_t nonfinite = 0;
+  int32_t position = 0;    // of the first row
+  uint32_t n_rows = 1;     // more than 1 without row grids
+  uint32_t piece = 0;      // number of a piece that holds it (the lowest rank's)
+  uint32_t nonfinite = 0;  // elements, in all shards together
   uint64_t digest = 0;
   bool digest_whole = false;    // digest says all about the value: no group of 8 columns was cut
   int16_t deviating_rank = -1;  // replicas: a rank whose value differs from the first rank's
   float deviation = 0;          // … and by how much (L2)
-  double sum_sq = 0;
+  double sum_sq = 0;            // of the finite elements, in all shards together
   double sketch[kRowSketchSize] = {0, 0, 0, 0};
 };
 
@@ -36,10 +36,10 @@ struct SideRows {
 
 // How a side recorded the site: what two sides must have in common to be compared.
 struct SideFormat {
-  bool row_grid = true;  // every segment with token rows has its row cells
-  int64_t cols = 0;      // logical columns of the whole row; of the whole tensor without token rows
-  DType dtype = DType::kInvalid;
-  DType compute_dtype = DType::kInvalid;
+  bool row_grid = true;                   // every segment with token rows has its row cells
+  int64_t cols = 0;                       // logical columns of the whole row; of the whole tensor without token rows
+  DType dtype = DType::kInvalid;          // of the stored elements
+  DType compute_dtype = DType::kInvalid;  // as events say; kInvalid: they do not
 };
 // Looks at the first events of the site.
 SideFormat FormatOf(const JointIndex& index, int side, const JointSite& site);

@@ -20,8 +20,8 @@ struct GraphEdge {
 struct GraphNode {
   bool comparable = false;  // on both sides, of one meaning and shape
   SiteOp op = SiteOp::kLinear;
-  double roundings = 1;  // of the operation and of those bridged
-  bool contracts = false;
+  double roundings = 1;    // of the operation and of those bridged
+  bool contracts = false;  // the operation sums over the columns of its input
   // All inputs of the table are there, none bridged: sums can be checked exactly.
   bool direct = false;
   bool inputs_known = false;  // false: no ancestor is common; the site is where the comparison begins

@@ -43,22 +43,22 @@ inline constexpr std::string_view kUnknown = "UNKNOWN";
 }  // namespace fault_class
 
 struct FirstBad {
-  std::string name;  // canonical: "layers.2.attn.out"
-  int32_t layer = -1;
-  int64_t step = -1;
-  uint64_t request = 0;
-  std::vector<std::pair<int64_t, int64_t>> positions;  // inclusive ranges
-  std::vector<int32_t> heads;                          // global head numbers; empty: all or not known
-  std::vector<int32_t> ranks;
+  std::string name;                                                  // canonical: "layers.2.attn.out"
+  int32_t layer = -1;                                                // -1: outside the layers
+  int64_t step = -1;                                                 // engine step; -1: of none (weights)
+  uint64_t request = 0;                                              // key; 0: of none
+  std::vector<std::pair<int64_t, int64_t>> positions;                // inclusive ranges
+  std::vector<int32_t> heads;                                        // global head numbers; empty: all or not known
+  std::vector<int32_t> ranks;                                        // ranks whose tensor is wrong; empty: not told
   std::string cls;                                                   // one of fault_class
   std::string constant;                                              // fitted constant with its meaning, or empty
   double constant_value = std::numeric_limits<double>::quiet_NaN();  // the number itself; NaN: none
   double measured = 0;                                               // relative L2 difference, or what bound_basis says
-  double bound = 0;
-  std::string bound_basis;  // where the bound comes from, in words with numbers
-  std::string method;       // "diff: sketches", "diff: payloads", "check: nonfinite" …
-  double confidence = 0;    // 0..1
-  std::vector<std::string> evidence;
+  double bound = 0;                                                  // what `measured` may be, in the same unit
+  std::string bound_basis;            // where the bound comes from, in words with numbers
+  std::string method;                 // "diff: sketches", "diff: payloads", "check: nonfinite" …
+  double confidence = 0;              // 0..1
+  std::vector<std::string> evidence;  // sentences with numbers, for people
 };
 
 }  // namespace assay

@@ -88,15 +88,15 @@ struct Explanation {
   std::optional<double> constant_a = {};  // kCombination: of the first
   double uncertainty = 0;                 // of the constant, absolute
   std::string constant_name = {};         // "log2 e", "1/sqrt(d)"; empty: none of the known ones
-  double named_value = 0;
-  std::vector<double> factors = {};  // kScaleEach, kOffsetOfSome: of each of members
+  double named_value = 0;                 // of constant_name
+  std::vector<double> factors = {};       // kScaleEach, kOffsetOfSome: of each of members
   std::vector<int64_t> members =
-      {};               // rows, heads, columns, blocks concerned; kRowsMoved ...: source of each, -1 itself
-  double residual = 0;  // |actual - model| / |actual|
-  int64_t free_parameters = 0;
-  int64_t support = 0;      // elements explained that expected does not explain, less the free parameters
-  double significance = 0;  // bits beyond chance and price
-  double cost = 0;          // what ranks: residual and price in bits, less is better
+      {};                       // rows, heads, columns, blocks concerned; kRowsMoved ...: source of each, -1 itself
+  double residual = 0;          // |actual - model| / |actual|
+  int64_t free_parameters = 0;  // numbers that were fitted
+  int64_t support = 0;          // elements explained that expected does not explain, less the free parameters
+  double significance = 0;      // bits beyond chance and price
+  double cost = 0;              // what ranks: residual and price in bits, less is better
 };
 
 struct Answer {

@@ -38,10 +38,10 @@ struct QueryView {
 
 // Head sizes of the products (absorbed MLA: c + dr and c), and the mask. Causal: position p sees keys 0 .. p.
 struct AttentionShape {
-  int64_t qk_dim = 0, v_dim = 0;
-  double scale = 1;
-  int64_t window = 0;        // 0: none; otherwise position p sees keys p - window + 1 .. p
-  int64_t causal_shift = 0;  // added to the last visible position: 0, unless a fault moves the bound
+  int64_t qk_dim = 0, v_dim = 0;  // channels of a key, of a value
+  double scale = 1;               // of the products before the softmax
+  int64_t window = 0;             // 0: none; otherwise position p sees keys p - window + 1 .. p
+  int64_t causal_shift = 0;       // added to the last visible position: 0, unless a fault moves the bound
 };
 
 // out (t, h, j) at t * out_row + h * v_dim + j; lse (t, h) at t * n_heads + h, natural logarithm. A row that sees no

@@ -26,10 +26,10 @@ struct Defaults {
   double partial_rotary_factor = 1.0;
   // Layers before the first with experts.
   int64_t first_k_dense = 0;
-  int64_t n_shared_experts = 0;
-  int64_t n_group = 1, topk_group = 1;
-  double routed_scaling_factor = 1.0;
-  bool norm_topk_prob = false;
+  int64_t n_shared_experts = 0;         // beside the routed ones, for every token
+  int64_t n_group = 1, topk_group = 1;  // groups of experts; of them stay
+  double routed_scaling_factor = 1.0;   // of the experts' weights
+  bool norm_topk_prob = false;          // weights of the chosen experts sum to 1
   int64_t bos_token_id = -1;
   std::vector<int64_t> eos_token_ids;
 };

@@ -35,8 +35,8 @@ class BlockPool {
   void RegisterPrefix(int32_t parent, std::span<const int64_t> tokens, int32_t block);
 
  private:
-  std::vector<int32_t> refs_;
-  std::vector<int32_t> free_;
+  std::vector<int32_t> refs_;  // owners of each block
+  std::vector<int32_t> free_;  // the one freed last is at the end
   std::map<std::pair<int32_t, std::vector<int64_t>>, int32_t> prefix_;
 };
 
@@ -91,7 +91,7 @@ class KvLayer {
   DType dtype_ = DType::kF32;
   int64_t row_width_ = 0, block_size_ = 16, element_bytes_ = 4;
   double scale_ = 1.0;
-  std::vector<std::byte> bytes_;
+  std::vector<std::byte> bytes_;  // [slots, row_width] of the stored type
 };
 
 extern template class KvLayer<float>;

@@ -93,17 +93,20 @@ class Runner {
   Status Layers(const StepRows& step, int64_t cache_blocks);
   // Final norm, and logits of the given rows (runs: whose they are): [rows.size(), vocab], valid until the next call.
   Result<const T*> Logits(const StepRows& step, std::span<const int64_t> rows, std::span<const RowRun> runs);
-  void Forget(int64_t request);  // a finished request
+  // Frees what is kept of a finished request beside the cache.
+  void Forget(int64_t request);
 
  private:
   using Weights = LayerWeights<T>;
 
   // Weights of a layer, from memory or the file; valid until the next call when they are streamed.
   Result<const Weights*> Load(int64_t layer);
+  // In phase load, once a run: what the checks recompute from.
   void RecordWeights(int64_t layer, const Weights& w);
   // normed -> part, with cache and reduction (runner_attention.cpp). MLA in runner_mla.cpp, GQA in runner_gqa.cpp,
   // the feed-forward part in runner_ffn.cpp.
   void AttentionPart(const StepRows& step, int64_t layer, const Weights& w);
+  // Queries, and the rows for the cache: of MLA, of grouped-query attention.
   void MlaProject(const StepRows& step, int64_t layer, const Weights& w, Rank<T>& rank);
   void GqaProject(const StepRows& step, int64_t layer, const Weights& w, Rank<T>& rank);
   void WriteCache(const StepRows& step, int64_t layer, Rank<T>& rank);
@@ -127,12 +130,14 @@ class Runner {
                      const PartialResult<T>& part, int64_t v_dim);
   void RecordLse(const StepRows& step, int64_t layer, const Rank<T>& rank);
   AttentionShape ShapeOf(int64_t layer, int64_t qk_dim, int64_t v_dim) const;
+  // Window of the layer as metadata has it.
   std::string WindowText(int64_t layer) const;
 
   // Where planted faults act on the way from and to the cache; without one, the plain table, scale and row count.
   std::vector<int32_t> ReadTable(const StepRows& step, size_t sequence, int64_t layer) const;
   double ReadScale(int64_t layer, const KvLayer<T>& kv) const;
   int64_t RowsWritten(const StepSequence& seq, int64_t layer) const;
+  // A planted fault: the largest score in place of the log-sum-exp.
   void LargestScore(const QueryView<T>& query, const KvView<T>& kv, const AttentionShape& shape,
                     std::vector<T>* lse) const;
 
@@ -145,6 +150,7 @@ class Runner {
   // skip: ranks keep what they have; twice: the sum is summed again.
   void AllReduce(const StepRows& step, int64_t layer, std::string_view name, std::vector<T> Rank<T>::*part,
                  bool skip = false, bool twice = false);
+  // x += part on every rank; `norm` (empty: none) is applied to the part first.
   void AddResidual(const StepRows& step, const std::vector<T>& norm);
 
   // The columns that a rank's heads, kv heads or channels have in the whole tensor; not sharded when they are all of
@@ -152,6 +158,7 @@ class Runner {
   Shard HeadShard(const Rank<T>& rank, int64_t width) const;
   Shard KvHeadShard(const Rank<T>& rank, int64_t width) const;
   Shard ColumnShard(const Rank<T>& rank, Slice columns, int64_t total) const;
+  // Slot of a position of the sequence, by its block table.
   int64_t SlotOf(const StepRows& step, size_t sequence, int64_t position) const;
 
   std::shared_ptr<const WeightStore> store_;

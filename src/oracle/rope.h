@@ -17,9 +17,9 @@ enum class Pairing : uint8_t { kHalf, kInterleaved };  // (i, i + d/2); (2i, 2i 
 // Keys of a model's configuration.
 struct RopeSpec {
   RopeScaling scaling = RopeScaling::kDefault;
-  double theta = 10000;
-  int64_t dim = 0;  // rotated elements, even
-  double factor = 1;
+  double theta = 10000;                              // base
+  int64_t dim = 0;                                   // rotated elements, even
+  double factor = 1;                                 // of the context length
   double original_max_position = 0;                  // llama3 and yarn
   double beta_fast = 32, beta_slow = 1;              // yarn
   bool truncate = true;                              // yarn: the ends of the ramp at whole pairs

@@ -29,9 +29,9 @@ struct ControlPage {
   int32_t armed;        // first: read by assay_armed
   uint32_t version;     // kControlVersion
   uint32_t generation;  // odd while the rest is being written; changes with every change
-  int32_t pid;
-  char host[64];       // ends with NUL
-  uint32_t has_steps;  // 0: the settings' own
+  int32_t pid;          // of the process that records
+  char host[64];        // ends with NUL
+  uint32_t has_steps;   // 0: the settings' own
   uint32_t n_steps;
   uint32_t n_requests;  // 0: all
   uint32_t reserved;

@@ -28,21 +28,21 @@ struct ProbeSite;  // a site of one recorder with its cached filter answers (pro
 
 // One tensor at one site. Everything is borrowed for the call.
 struct Observation {
-  std::string_view site;  // canonical name, "layers.3.attn.q" (or an engine's name)
-  std::string_view engine_name;
-  std::string_view axes;  // "T H d"; gives row_axis and head_axis when they are -1 (axis T rows, axis H heads).
-                          // Empty: the canonical site's own, when its rank fits
-  TensorView view;
-  int32_t rank = -1;  // -1: the process's
-  int64_t step = -1;
+  std::string_view site;         // canonical name, "layers.3.attn.q" (or an engine's name)
+  std::string_view engine_name;  // the engine's own name; kept with the site
+  std::string_view axes;         // "T H d"; gives row_axis and head_axis when they are -1 (axis T rows, axis H heads).
+                                 // Empty: the canonical site's own, when its rank fits
+  TensorView view;               // read from level stats on
+  int32_t rank = -1;             // -1: the process's
+  int64_t step = -1;             // of the engine; -1: not known
   Phase phase = Phase::kUnknown;
-  DType compute_dtype = DType::kInvalid;
-  int row_axis = -1;
-  int head_axis = -1;
+  DType compute_dtype = DType::kInvalid;  // coarsest rounding so far; kInvalid: not said
+  int row_axis = -1;                      // -1: as axes say
+  int head_axis = -1;                     // -1: as axes say
   std::span<const RowRun> runs;  // empty with a row axis: rows of no known request (request 0, positions from 0)
-  Shard shard;
-  uint64_t stream = 0;
-  uint32_t flags = 0;
+  Shard shard;                   // which columns of the whole row these are
+  uint64_t stream = 0;           // stream or graph; 0: not known
+  uint32_t flags = 0;            // EventFlags
   std::span<const std::pair<std::string_view, std::string_view>> meta;
   uint64_t base_address = 0;    // identity of the storage; 0: view.data
   ProbeSite* handle = nullptr;  // from AddSite of the same recorder; saves the look-up of site, engine_name, axes

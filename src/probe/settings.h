@@ -47,22 +47,22 @@ struct NameFilter {
 bool PatternMatches(std::string_view pattern, std::string_view name);
 
 struct Settings {
-  std::string profile;                 // a name of AllProfiles() or a host's own; empty: off
-  std::string sink;                    // "" trace folder, "stderr" a line an event
-  std::string dir = "assay-trace-%p";  // %r rank, %p pid, %h host, %i next free number
-  Level level = Level::kStats;
+  std::string profile;                          // a name of AllProfiles() or a host's own; empty: off
+  std::string sink;                             // "" trace folder, "stderr" a line an event
+  std::string dir = "assay-trace-%p";           // %r rank, %p pid, %h host, %i next free number
+  Level level = Level::kStats;                  // how much of a tensor is kept
   NameFilter include;                           // empty: everything
   NameFilter exclude;                           // wins over include
   IntervalSet layers, ranks, steps;             // sites without a layer pass layers; events without a step pass steps
   uint64_t byte_cap = uint64_t{4} << 30;        // event bytes a process
   uint64_t payload_budget = uint64_t{1} << 30;  // payload bytes a process
-  bool row_grid = true;
-  bool head_grid = true;
-  int threads = 1;  // of one statistics pass
-  int64_t segment_rows = 64;
-  uint64_t seed = 0;           // of sampled rows
-  int64_t sample_rows = 8;     // level sample: rows an event
-  int64_t ring_steps = 0;      // > 0: on-anomaly, keep the last N steps in memory
+  bool row_grid = true;                         // a cell a row: norm, digest, 4 buckets
+  bool head_grid = true;                        // a cell a head: norm, 16 buckets
+  int threads = 1;                              // of one statistics pass
+  int64_t segment_rows = 64;                    // positions a segment
+  uint64_t seed = 0;                            // of sampled rows
+  int64_t sample_rows = 8;                      // level sample: rows an event
+  int64_t ring_steps = 0;                       // > 0: on-anomaly, keep the last N steps in memory
   bool tokens = false;         // store token ids (content): RequestInfo::tokens and next_token's payload
   std::string probes;          // selectors of a Python host, checked, as given; read by assay.attach
   std::string attach = "all";  // profiles of a Python host: names joined by commas, "all" or "none"

@@ -15,21 +15,21 @@
 namespace assay {
 
 enum class SiteOp : uint8_t {  // what computes the site from its inputs; decides how an input difference may grow
-  kSource,
-  kEmbed,
-  kNorm,
-  kLinear,
-  kRope,
-  kAttention,
-  kMerge,
-  kAdd,
-  kActivation,
-  kRoute,
-  kSelect,
-  kCombine,
-  kCopy,
-  kReduce,
-  kArgmax,
+  kSource,                     // given from outside
+  kEmbed,                      // rows of a table
+  kNorm,                       // RMSNorm or LayerNorm of a row
+  kLinear,                     // product with a weight
+  kRope,                       // rotation by position
+  kAttention,                  // softmax over the keys a query sees, times values
+  kMerge,                      // attention in one piece, or pieces joined by their log-sum-exp
+  kAdd,                        // sum of its inputs: residual adds
+  kActivation,                 // gate and up of an FFN
+  kRoute,                      // continuous results of scores: expert weights, margins
+  kSelect,                     // experts: a discrete choice
+  kCombine,                    // weighted sum of experts
+  kCopy,                       // the same values elsewhere, perhaps rounded: a cache write, a part of a query
+  kReduce,                     // sum over ranks
+  kArgmax,                     // token from logits: a discrete choice
 };
 std::string_view NameOf(SiteOp op);  // "linear", "attention" …
 
