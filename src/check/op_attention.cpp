@@ -19,6 +19,7 @@ namespace {
 using namespace op;
 using oracle::Array;
 
+// arrays: out and lse of each chunk in turn. lse_factor: times every log-sum-exp (another base).
 Result<oracle::MergeResult> Merge(std::span<const Array> arrays, double lse_factor = 1) {
   std::vector<oracle::Chunk> chunks;
   std::vector<Array> scaled(arrays.begin(), arrays.end());
@@ -156,6 +157,7 @@ Subject LseSubject(const Subject& out, const TensorPtr& sums) {
 
 // ---- scores and probabilities --------------------------------------------------------------------------------------
 
+// [T, H, columns], -inf where a query does not see a key; column p is position p of the row's request.
 Result<oracle::Computed> ScoresOf(const AttentionCall& call, int64_t columns) {
   oracle::Computed all;
   all.value = Array::Filled({call.n_rows, call.heads, columns}, -std::numeric_limits<double>::infinity());
@@ -181,6 +183,7 @@ Result<oracle::Computed> ScoresOf(const AttentionCall& call, int64_t columns) {
   return all;
 }
 
+// A softmax scale is fitted last: it is the only cause here with a free number.
 void JudgeScores(Subject& scores) {
   auto call = GatherAttention(scores);
   if (!call.ok()) {
@@ -256,6 +259,7 @@ void JudgeScores(Subject& scores) {
   ReportWrong(scores, d, *why);
 }
 
+// From the recorded scores alone, so that a wrong score is not counted twice.
 void JudgeProbabilities(Subject& probs) {
   const TensorPtr scores = probs.Operand(probs.Sibling("attn.scores"));
   if (scores == nullptr) return Missing(probs, probs.Sibling("attn.scores"));
@@ -266,6 +270,7 @@ void JudgeProbabilities(Subject& probs) {
 
 }  // namespace
 
+// The output decides; the log-sum-exp is judged only beside a right output, since most causes make both wrong.
 void JudgeCall(Subject& out, std::span<const std::string> inputs) {
   auto call = GatherAttention(out, inputs);
   if (!call.ok()) {
@@ -317,6 +322,7 @@ std::optional<Explanation> ExplainHeadStride(const Subject& out, const Operation
     if (chunk.shape.size() != 3 || chunk.shape[1] < 2 || chunk.shape[2] % 8 != 0) continue;
     if (static_cast<int64_t>(chunk.rows.size()) != chunk.shape[0]) continue;  // whose rows these are is not known
     const int64_t rows = chunk.shape[0], heads = chunk.shape[1], dv = chunk.shape[2], width = heads * dv;
+    // Half to twice the head size in eighths: paddings and packings that buffers have.
     for (int64_t stride = dv / 2; stride <= 2 * dv; stride += dv / 8) {
       if (stride == dv) continue;
       auto arrays = merge.arrays();
@@ -402,6 +408,7 @@ std::optional<Explanation> ExplainLeftChunk(const Subject& out, const Operation&
 
 }  // namespace
 
+// The merge alone, on the chunks as they were recorded: a wrong chunk is found at the chunk.
 void JudgeMerged(Subject& out, const std::vector<Input>& chunks) {
   Operation merge{chunks, MergedOut};
   for (const Input& input : merge.inputs) {
@@ -412,6 +419,7 @@ void JudgeMerged(Subject& out, const std::vector<Input>& chunks) {
     }
   }
   const auto own = [&](const Difference& d, const oracle::Computed&) -> std::optional<Explanation> {
+    // Kernels in base 2 give log2 sums; a merge in natural logarithms has to convert them, and the other way round.
     for (auto [factor, text] : {std::pair{1 / std::log(2.0), "fits weights of base 2 on natural log-sum-exps"},
                                 std::pair{std::log(2.0), "fits natural weights where base 2 was taken for given"}}) {
       auto merged = Merge(merge.arrays(), 1 / factor);

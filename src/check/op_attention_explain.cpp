@@ -36,6 +36,7 @@ void Replace(AttentionCall* call, int part, const Tensor& rows, const Array& val
   }
 }
 
+// q, k and v one after the other: one reading with another's strides is the fault, not two.
 void TryStrides(const Subject& out, const AttentionCall& call, Trial* trial) {
   const std::string names[3] = {out.Sibling("attn.q"), call.key_names[0],
                                 call.key_names.size() > 1 ? call.key_names[1] : std::string()};
@@ -55,6 +56,7 @@ void TryStrides(const Subject& out, const AttentionCall& call, Trial* trial) {
   }
 }
 
+// Every earlier value of what has moved; the trial keeps the one that fits.
 void TryGraph(const Subject& out, const AttentionCall& call, Trial* trial) {
   const Capture& capture = out.capture();
   // Lengths: keys up to those of an earlier step.
@@ -99,6 +101,8 @@ void TryGraph(const Subject& out, const AttentionCall& call, Trial* trial) {
 // ---- whose keys ----------------------------------------------------------------------------------------------------
 
 // Keys that the block table leads to now, from key position `first` on.
+// False when the table or the pool does not lead to every position from `first` to the newest. The mask is dropped, as
+// it belongs to the keys that were recorded.
 bool FromPool(const Subject& out, const Tensor& table, int64_t block_size, const AttentionCall& call, AttentionBatch* b,
               int64_t first) {
   const TensorPtr k = out.Operand(out.Sibling(call.absorbed ? "attn.kv_cache" : "attn.k_cache"));
@@ -216,6 +220,7 @@ void TryHeadStrides(const AttentionCall& call, Trial* trial) {
 }
 
 // Rows that hold, bit for bit, what the same output held in an earlier step.
+// Rows of zeros repeat by right. Every wrong row must be found, or the cause is another one.
 std::optional<Explanation> KeptRows(const Subject& out, const Difference& d) {
   int64_t step = 0;
   for (int64_t r : d.rows) {
@@ -260,6 +265,7 @@ void TryPaddingWrites(const AttentionCall& call, Trial* trial) {
                        kNone, "", 3});
 }
 
+// One request's rows, with four allowances.
 bool BatchFits(const Subject& out, const AttentionCall& call, size_t batch) {
   auto values = Recompute(call, static_cast<int>(batch));
   if (!values.ok()) return false;
@@ -302,6 +308,7 @@ std::optional<Explanation> ForeignRows(const Subject& out, const AttentionCall& 
       for (int64_t size : BlockSizes(out, block_size)) {
         for (int64_t p = 0, n = 0; p <= last && n < 64; p += size, ++n) spans.emplace_back(p, p + size);
       }
+      // All keys of the other request at the same positions, then one block of them.
       for (auto [begin, end] : spans) {
         AttentionCall changed = call;
         AttentionBatch& to = changed.batches[b];
@@ -346,6 +353,8 @@ struct ScaleFit {
 
 // The factor of the declared scale, and the factor of the output, at which the oracle comes closest. Sixteen rows that
 // see the most keys are fitted; the verdict is taken on all of them.
+// A logarithmic grid of 121 factors from e^-6 to e^6, then halved steps down to 1e-9 around the best: the residual has
+// several minima, as a softmax saturates. free_output: a factor on the output is fitted too, in closed form.
 ScaleFit FitScale(const Subject& out, const AttentionCall& call, bool free_output) {
   AttentionCall few = call;
   size_t kept = 0;
@@ -404,6 +413,8 @@ ScaleFit FitScale(const Subject& out, const AttentionCall& call, bool free_outpu
   return {std::exp(best), output, std::sqrt(least)};
 }
 
+// Without a factor on the output first; with one only if that does not fit. A factor near a declared scale of the
+// cache, or its inverse, is that scale forgotten or taken twice.
 void TryScales(const Subject& out, const AttentionCall& call, Trial* trial) {
   const double k_scale = out.Number("k_scale", out.Number("kv_scale", 1)),
                v_scale = out.Number("v_scale", out.Number("kv_scale", 1));
@@ -443,6 +454,7 @@ void TryScales(const Subject& out, const AttentionCall& call, Trial* trial) {
 }
 
 // Dot products that run on into the next head: head sizes of two heads.
+// The last head has no next one: zeros.
 bool TwoHeadsWide(const AttentionCall& call, Trial* trial) {
   AttentionCall wide = call;
   const auto widen = [](Array* a) {
@@ -469,6 +481,8 @@ bool TwoHeadsWide(const AttentionCall& call, Trial* trial) {
 
 }  // namespace
 
+// From definite causes (memory, graph, strides) over single numbers (scales, masks) to whose keys they are, and to what
+// costs most. After each group the best so far ends the search, so that a richer cause never replaces a simpler one.
 std::optional<Explanation> ExplainAttention(const Subject& out, const AttentionCall& call, const AttentionValues& right,
                                             const Difference& d) {
   if (auto why = ExplainUnwritten(out)) return why;

@@ -37,6 +37,7 @@ std::optional<Explanation> LeavesRange(const Subject& out, const AttentionCall& 
   return std::nullopt;
 }
 
+// right: of the call; right.max_score and right.lse_of_keys are the two shortcuts that engines take for the whole sum.
 Explanation ExplainLse(const Subject& lse, const AttentionValues& right) {
   Explanation why{fault_class::kLse, "the output of the call is right, its log-sum-exp is not"};
   if (const double c = ConstantRatio(lse.actual(), right.lse.value, lse.judged(), 1e-3); !std::isnan(c)) {

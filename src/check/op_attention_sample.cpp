@@ -12,6 +12,7 @@ constexpr int64_t kLeastQueries = 4;            // whatever one of them costs
 
 }  // namespace
 
+// places: numbers of rows of the batch, ascending. Keys stay: every query that is left sees what it saw.
 void KeepQueries(AttentionBatch* batch, const std::vector<int64_t>& places) {
   std::vector<int64_t> rows, positions;
   for (int64_t i : places) {
@@ -25,6 +26,7 @@ void KeepQueries(AttentionBatch* batch, const std::vector<int64_t>& places) {
   if (auto mask = oracle::TakeRows(batch->mask, places); mask.ok()) batch->mask = std::move(*mask);
 }
 
+// The price of a call is counted as if every query saw every key; a causal one costs half of it.
 void SampleQueries(Subject* out, AttentionCall* call) {
   double work = 0, queries = 0;
   for (const AttentionBatch& b : call->batches) {

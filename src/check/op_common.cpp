@@ -11,6 +11,7 @@
 namespace assay::op {
 namespace {
 
+// Inclusive ranges of positions in any order, neighbours joined.
 std::vector<std::pair<int64_t, int64_t>> RangesOf(std::vector<int64_t> positions) {
   std::sort(positions.begin(), positions.end());
   std::vector<std::pair<int64_t, int64_t>> ranges;
@@ -54,6 +55,7 @@ std::string_view HypothesisOf(std::string_view cls) {
   return {};
 }
 
+// Confidence 0.95 where an explanation fits, 0.7 where the result is only known to be wrong.
 void FillCause(FirstBad* bad, const Explanation& why) {
   bad->cls = std::string(why.cls);
   bad->method = "check: oracle";
@@ -109,6 +111,8 @@ bool Subject::Flag(std::string_view key, bool otherwise) const {
   return capture_.Text(info(), key) ? capture_.Flag(info(), key) : otherwise;
 }
 
+// Keys of the event go before what the recorder saw: accum_dtype and store_dtype say how the operation was computed,
+// compute_dtype only how coarse its result is.
 oracle::Precision Subject::precision() const {
   const Event& event = info().event;
   const auto declared = [&](std::string_view key, DType otherwise) {
@@ -128,6 +132,8 @@ oracle::Array ToArray(std::vector<int64_t> shape, std::span<const double> values
   return {std::move(shape), std::vector<double>(values.begin(), values.end())};
 }
 
+// one_store: the result is rounded to its type once, at the end; the error of storing is then relative to the result
+// itself and not to the sum of magnitudes of its terms.
 double Allowed(const oracle::Computed& right, int64_t i, const oracle::Precision& precision, bool one_store) {
   if (!one_store) return oracle::BoundAt(right, i, precision);
   oracle::Precision sum = precision;
@@ -140,6 +146,8 @@ Difference Differ(const Subject& subject, const oracle::Computed& right, double 
   return Differ(subject.actual(), right, subject.precision(), subject.judged(), slack, subject.one_store);
 }
 
+// actual [rows, …] or [rows, heads, …]; `judged` has one entry a row (empty: all). measured and allowed are relative L2
+// distances over the judged rows, so that one element does not decide what is printed.
 Difference Differ(const oracle::Array& actual, const oracle::Computed& right, const oracle::Precision& precision,
                   std::span<const char> judged, double slack, bool one_store) {
   Difference d;
@@ -163,6 +171,8 @@ Difference Differ(const oracle::Array& actual, const oracle::Computed& right, co
       double ratio = 0;
       if (!std::isfinite(got) || !std::isfinite(want)) {
         if (got == want || (std::isnan(got) && std::isnan(want))) continue;
+        // Only this way round: a finite value where the right one is not finite is wrong too, but has no source to look
+        // for.
         if (std::isfinite(want)) d.nonfinite = true;
         ratio = std::numeric_limits<double>::infinity();
       } else {
@@ -193,6 +203,7 @@ Difference Differ(const oracle::Array& actual, const oracle::Computed& right, co
   return d;
 }
 
+// No rounding is allowed: copies and moves.
 Difference DifferExactly(const oracle::Array& actual, const oracle::Array& right, std::span<const char> judged) {
   oracle::Computed exact;
   exact.value = right;
@@ -207,6 +218,8 @@ bool Fits(const Subject& subject, const Result<oracle::Computed>& candidate, dou
   return Differ(subject, *candidate, slack).ok;
 }
 
+// Least squares for the constant, then every row has to agree with it relative to its own largest element: a few rows
+// off are no constant. 1 ± 0.001 and 0 are none.
 double ConstantRatio(const oracle::Array& actual, const oracle::Array& right, std::span<const char> judged,
                      double tolerance) {
   if (actual.size() != right.size() || actual.size() == 0) return kNone;
@@ -276,6 +289,8 @@ void ReportRule(const Capture& capture, CheckReport& report, const EventInfo& in
   report.Found(std::move(s));
 }
 
+// Every event of these stems that has values, in order of execution for each name; judge() writes the verdict. A stem
+// ".partial" takes the partial results alone.
 void JudgeStems(const Capture& capture, CheckReport* report, std::span<const std::string_view> stems,
                 const JudgeFunction& judge, bool at_load) {
   for (std::string_view stem : stems) {
@@ -284,6 +299,7 @@ void JudgeStems(const Capture& capture, CheckReport* report, std::span<const std
       bool told = false;
       if (!name.ends_with(stem)) continue;  // partial ones share the stem of the whole
       for (EventId id : capture.EventsOf(name)) {
+        // One line suffices where nothing has values.
         if (!capture.has_payloads() && told) break;
         const auto info = capture.Info(id);
         if (info->audit == "before" || info->audit == "read") continue;
@@ -312,6 +328,7 @@ uint64_t AddressOf(const Event& event) {
   return event.base_address + static_cast<uint64_t>(event.storage_offset * BitsOf(event.dtype) / 8);
 }
 
+// Padding matches padding, whatever it is said to belong to.
 bool SameRows(const Tensor& a, const Tensor& b) {
   if (a.rows.size() != b.rows.size()) return false;
   for (size_t r = 0; r < a.rows.size(); ++r) {
@@ -323,6 +340,7 @@ bool SameRows(const Tensor& a, const Tensor& b) {
   return true;
 }
 
+// Where each wanted row stands; nullopt when one is missing or is no row of a request.
 std::optional<std::vector<int64_t>> FindRows(std::span<const RowId> have, std::span<const RowId> want) {
   std::map<std::pair<uint64_t, int64_t>, int64_t> row_of;
   for (size_t r = 0; r < have.size(); ++r) {
@@ -337,6 +355,7 @@ std::optional<std::vector<int64_t>> FindRows(std::span<const RowId> have, std::s
   return rows;
 }
 
+// A tensor with the rows of another, in its order; the same object when they are equal, null when one is missing.
 TensorPtr WithRowsOf(const TensorPtr& tensor, const Tensor& like) {
   if (SameRows(*tensor, like)) return tensor;
   const auto rows = FindRows(tensor->rows, like.rows);

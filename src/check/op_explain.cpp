@@ -14,6 +14,7 @@ namespace {
 // Larger inputs are not recomputed for every way of reading them.
 constexpr int64_t kMaxReread = int64_t{1} << 24;
 
+// Without the layer, as the finding says it already.
 std::string Short(const std::string& name, const EventInfo& info) {
   return name.starts_with(info.prefix) ? name.substr(info.prefix.size()) : name;
 }
@@ -68,6 +69,8 @@ EventId BoundEvent(const Subject& subject, const std::string& name, EventId oper
   return found;
 }
 
+// Metadata bound.NAME is the address that a captured launch reads; the operand has moved since. The step whose values
+// fit is named: first the event that lay at the address, then all earlier ones, as memory is reused.
 std::optional<Explanation> ExplainGraph(const Subject& subject, const Operation& operation) {
   const Capture& capture = subject.capture();
   for (size_t i = 0; i < operation.inputs.size(); ++i) {
@@ -122,6 +125,8 @@ TensorPtr StorageOf(const Subject& subject, const EventInfo& view) {
   return found;
 }
 
+// Every mixture of the candidate strides that stays inside of the recorded storage, at most 64 readings. The view's own
+// strides are left out; so are tensors with other axes before the rows.
 std::vector<oracle::Array> OtherReadings(const Subject& subject, const Tensor& view, std::span<const Input> siblings) {
   std::vector<oracle::Array> out;
   const Event& event = view.info->event;
@@ -145,6 +150,7 @@ std::vector<oracle::Array> OtherReadings(const Subject& subject, const Tensor& v
     std::sort(s.begin(), s.end());
     s.erase(std::unique(s.begin(), s.end()), s.end());
   }
+  // Where the view begins in the storage, by their addresses; 0 when these say nothing.
   int64_t offset = 0;
   const uint64_t mine = AddressOf(event), base = AddressOf(storage->info->event);
   const auto size = static_cast<uint64_t>(BitsOf(event.dtype) / 8);
@@ -197,6 +203,7 @@ std::optional<Explanation> ExplainStrides(const Subject& subject, const Operatio
   return std::nullopt;
 }
 
+// Only of results that say that they were compiled or computed in place: elsewhere the coincidence proves nothing.
 std::optional<Explanation> ExplainOverwritten(const Subject& subject, const Operation& operation) {
   if (!subject.Flag("compiled", false) && !subject.Flag("inplace", false)) return std::nullopt;
   for (const Input& input : operation.inputs) {
@@ -260,6 +267,7 @@ std::optional<Explanation> ExplainNonFinite(const Subject& subject, const Operat
   return Explanation{fault_class::kRange, "all operands are finite and the right result is, the recorded one is not"};
 }
 
+// Needs looks before and after the operation (metadata audit): an element whose bits did not change was not written.
 std::optional<Explanation> ExplainUnwritten(const Subject& subject) {
   const EventInfo& info = subject.info();
   if (info.audit != "after") return std::nullopt;
@@ -291,6 +299,7 @@ std::optional<Explanation> ExplainUnwritten(const Subject& subject) {
 }
 
 // Every value fits in so many significant bits, and there are enough that do not fit by chance.
+// unit_roundoff 2^-b: values of b significant bits. Fewer than eight values fit any grid by chance.
 bool Representable(const oracle::Array& a, double unit_roundoff) {
   const int bits = static_cast<int>(-std::log2(unit_roundoff));
   int64_t nonzero = 0;
@@ -327,9 +336,12 @@ bool LooksLikeRounding(const Subject& subject, const oracle::Computed& right) {
     values += v;
     if (cross * cross > 0.9 * e * v) along += e;
   }
+  // Errors below 30 % of the values; not proportional to their row in more than half of what they amount to; and in at
+  // least a quarter of the rows.
   return errors <= 0.09 * values && along <= 0.5 * errors && 4 * off >= rows;
 }
 
+// `divided`: attention's output, whose last operation is a division in the accumulator's type.
 std::optional<Explanation> ExplainPrecision(const Subject& subject, const oracle::Computed& right, Difference* fit) {
   const oracle::Precision declared = subject.precision();
   const bool divided = subject.info().name.ends_with("out") && subject.info().name.find("attn.") != std::string::npos;
@@ -368,6 +380,9 @@ std::optional<Explanation> ExplainPrecision(const Subject& subject, const oracle
   return std::nullopt;
 }
 
+// The order of causes: memory that was never written or is not finite explains everything else; then operands read
+// elsewhere; then what the operation itself knows; a coarser precision only when no definite cause fits, since it
+// allows much; last the general fit.
 void JudgeOperation(const Subject& subject, const Operation& operation, const OwnExplanations& own) {
   const auto right = operation.Run();
   if (!right.ok()) {

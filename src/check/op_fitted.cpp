@@ -20,6 +20,8 @@ constexpr int kMostSearched = 8;   // events of a name
 constexpr int64_t kScreened = 12;  // rows and columns of a product that are looked at first
 
 // Judged rows of the result, from a little before the first wrong one, and what fit is given of them.
+// REQUIRES of users: Connect() after the last Add, before the fit, and no Add behind it. Not copyable: the problem
+// points into it.
 class Rows {
  public:
   Rows(const Subject& s, const oracle::Computed& right) : s_(s) {
@@ -28,6 +30,7 @@ class Rows {
     width_ = have.size() / std::max<int64_t>(n, 1);
     if (width_ == 0 || right.value.size() != have.size()) return;
     const Difference d = Differ(s, right);
+    // A quarter of the rows lies before the first wrong one: right rows are what an explanation must not break.
     const int64_t first = d.rows.empty() ? 0 : d.rows.front();
     const int64_t most = std::max<int64_t>(kMostElements / width_, 1), begin = first < most ? 0 : first - most / 4;
     for (int64_t r = begin; r < n && static_cast<int64_t>(rows_.size()) < most; ++r) {
@@ -58,6 +61,7 @@ class Rows {
     }
     return out;
   }
+  // What each element of the chosen rows may be off by the declared precision; 0 where no bound can be stated.
   std::vector<double> Bounds(const oracle::Computed& computed) const {
     std::vector<double> out;
     const oracle::Precision p = s_.precision();
@@ -96,6 +100,8 @@ std::string ResidualText(const fit::Explanation& found, const fit::Answer& answe
 }
 
 // Numbers that a constant may be named by. A result of several heads has rows of `heads` times `cols` elements.
+// Only numbers that belong to the model or the run: each further one makes it likelier that a constant has a name by
+// chance.
 std::vector<fit::NamedNumber> NumbersOf(const Subject& s, int64_t heads, int64_t cols) {
   std::vector<fit::NamedNumber> numbers;
   const auto add = [&](std::string name, double value) {
@@ -124,6 +130,7 @@ std::vector<fit::NamedNumber> NumbersOf(const Subject& s, int64_t heads, int64_t
 
 // Tensors of the same layer and step, of the same rows and width, recorded up to the result: one may stand in its
 // place, or have been added to it.
+// The first kMostTerms of them also as terms that may have been added: each further term is squared in pairs.
 void AddTensors(const Subject& s, std::span<const Input> operands, Rows* rows) {
   const auto usable = [&](const TensorPtr& t) {
     return t != nullptr && t->n() == s.actual().size() && t->n_rows() == static_cast<int64_t>(s.judged().size());
@@ -143,7 +150,7 @@ void AddTensors(const Subject& s, std::span<const Input> operands, Rows* rows) {
   }
 }
 
-// Rows of the same result in earlier steps.
+// Rows of the same result in earlier steps, from the first one on.
 void AddEarlier(const Subject& s, Rows* rows) {
   int added = 0;
   for (EventId id : s.capture().EventsOf(s.info().name)) {
@@ -165,6 +172,8 @@ bool EndsWith(const Subject& s, std::initializer_list<std::string_view> stems) {
 }
 
 // The class that an explanation tells by itself; KERNEL: it tells none.
+// What the explanation means depends on where it is seen: rows moved are another request's in attention, another
+// expert's in a mixture, a stride elsewhere.
 std::string_view ClassOf(const Subject& s, const fit::Explanation& x, bool quantised) {
   using fit::Kind;
   const bool reduced = EndsWith(s, {"moe.out", "attn.o_proj", "mlp.down", "moe.routed", "moe.shared"});
@@ -220,6 +229,7 @@ bool FitsBetter(const Subject& subject, const oracle::Computed& right, const Res
   return d.ok && 2 * d.measured <= Differ(subject, right, 4).measured;
 }
 
+// The candidate is weighed by fit like any explanation, with its own bounds.
 std::string WeightOf(const Subject& subject, const oracle::Computed& right, const oracle::Computed& candidate) {
   Rows rows(subject, right);
   if (!rows.usable() || candidate.value.size() != subject.actual().size()) return "";
@@ -241,6 +251,7 @@ Explanation Weighed(const Subject& subject, const oracle::Computed& right, const
   return why;
 }
 
+// For causes that were found as a ratio: the right result times the constant is the candidate.
 Explanation WeighedFactor(const Subject& subject, const oracle::Computed& right, Explanation why) {
   if (std::isnan(why.constant) || why.meaning.find(" / ") == std::string::npos ||
       why.text.find("beyond chance") != std::string::npos || SearchedEnough(subject)) {
@@ -303,6 +314,8 @@ std::optional<Explanation> ExplainByFit(const Subject& subject, const oracle::Co
   return why;
 }
 
+// Twelve rows by twelve columns, evenly spread, at eight allowances: a wrong candidate fails in one of the first, at
+// the price of one dot product.
 bool ProductMayFit(const Subject& subject, const Array& x, int64_t x_first, const Array& w, int64_t w_first,
                    const Array& bias) {
   const Array& have = subject.actual();

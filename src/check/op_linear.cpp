@@ -21,6 +21,8 @@ namespace {
 using namespace op;
 using oracle::Array;
 
+// A projection: result, input and weight by stem. A result may have several sources (attn.q_proj); the one that was
+// recorded is taken.
 struct LinearSite {
   std::string_view result, input, weight;
   std::string_view fused = "";  // weight that holds it among its parts
@@ -43,6 +45,7 @@ constexpr LinearSite kLinears[] = {
 constexpr int64_t kMaxWork = int64_t{1} << 32;  // products of a whole recomputation; beyond it rows are sampled
 
 // Rows [begin, end) of a fused weight of `n_rows` that `part` takes, by metadata `parts` of its event.
+// `parts` is "q_proj:128,k_proj:64,…": rows in the order in which they lie.
 bool PartRows(const EventInfo& fused, int64_t n_rows, std::string_view part, int64_t* begin, int64_t* end) {
   const std::string text = Capture::OwnText(fused, "parts").value_or("");
   int64_t at = 0;
@@ -61,6 +64,7 @@ bool PartRows(const EventInfo& fused, int64_t n_rows, std::string_view part, int
   return false;
 }
 
+// The operands of one product y = x wᵀ + bias, as the GEMM has them: x [T, in], w [out, in], bias [out] or empty.
 struct Layer {
   Input input;
   Array x;  // as the GEMM takes it: dequantised where codes of it were recorded
@@ -86,6 +90,7 @@ Status TakeRowsOfResult(const Subject& s, Layer* layer) {
   return Status();
 }
 
+// Rows [first, first + count).
 Result<Array> RowsOf(const Array& w, int64_t first, int64_t count) {
   std::vector<int64_t> rows;
   for (int64_t r = 0; r < count; ++r) rows.push_back(first + r);
@@ -99,6 +104,7 @@ Result<Layer> Gather(const Subject& s, const LinearSite& site) {
   if (layer.input.tensor == nullptr) return Status::BadInput(layer.input.name);
   layer.x = ToArray(*layer.input.tensor);
   const bool whole_result = s.info().event.shard.count <= 1;
+  // A whole result of a sharded input is the sum over the ranks: the product needs all columns.
   if (layer.input.tensor->info->event.shard.count > 1 && whole_result && !s.info().site.partial) {
     auto whole = s.capture().Stitched(*layer.input.tensor->info);
     if (!whole.ok()) return whole.status();
@@ -139,6 +145,7 @@ Result<Layer> Gather(const Subject& s, const LinearSite& site) {
     layer.quantised_weight = false;
     layer.first_row = 0;
   }
+  // Tied heads have no weight of their own in memory.
   if (w == nullptr && site.result == "logits" && s.Flag("tie_word_embeddings", false)) {
     layer.weight = "embed_tokens.weight";
     w = s.Weight(layer.weight);
@@ -196,6 +203,8 @@ Result<Layer> Gather(const Subject& s, const LinearSite& site) {
 
 using Product = std::function<Result<oracle::Computed>(const Array& x, const Array& w)>;
 
+// Conventions and solved scales of the quantised operands, the weight before the activation. plain: the result is the
+// product itself (no head's scale or cap), so that single elements of it can be looked at first.
 std::optional<Explanation> QuantisedCause(const Subject& s, const Layer& layer, const oracle::Computed& right,
                                           const Product& product, bool plain) {
   for (bool activation : {false, true}) {
@@ -219,6 +228,7 @@ std::optional<Explanation> QuantisedCause(const Subject& s, const Layer& layer, 
       ASSAY_ASSIGN_OR_RETURN(const Array own, oracle::TakeRows(value, layer.input_rows));
       return product(own, layer.w);
     };
+    // The filter would take rows of the whole input for those of the result.
     if (activation && !layer.input_rows.empty()) q.plain = false;
     if (auto why = ExplainQuantised(s, q, right)) return why;
   }
@@ -255,6 +265,7 @@ std::optional<Explanation> PartMissing(const Subject& s, const Layer& layer, con
         return why;
     }
   }
+  // Tile sizes of kernels: what is behind the last whole tile of the inner axis is the part that a wrong bound drops.
   for (int64_t block : {8, 16, 32, 64, 128, 256}) {
     const int64_t kept = k / block * block;
     if (kept == 0 || kept == k) continue;
@@ -266,6 +277,7 @@ std::optional<Explanation> PartMissing(const Subject& s, const Layer& layer, con
                                                       std::to_string(block) + " is left out"}))
       return why;
   }
+  // One of two split-K halves.
   for (int64_t begin : {int64_t{0}, k / 2}) {
     if (k < 2) break;
     const auto x = oracle::TakeColumns(layer.x, begin, begin == 0 ? k / 2 : k),
@@ -280,6 +292,8 @@ std::optional<Explanation> PartMissing(const Subject& s, const Layer& layer, con
 }
 
 // Heads of the input in another order, or its axes of heads and columns swapped.
+// o_proj is where a wrong order of heads first mixes with a weight. from(c): the column of the recorded input that
+// column c of the used one is.
 std::optional<Explanation> InputHeads(const Subject& s, const Layer& layer, const oracle::Computed& right,
                                       const Product& product, bool plain) {
   const int64_t heads = layer.input.tensor->shape.size() == 3 ? layer.input.tensor->shape[1] : 1;
@@ -335,6 +349,7 @@ std::optional<Explanation> OtherPlace(const Subject& s, const Layer& layer, cons
   };
   const int64_t rows = layer.w.rows();
   if (layer.whole.rows() > rows) {
+    // Every stretch of as many rows: other ranks' parts, or other parts of a fused weight of the same size.
     for (int64_t first = 0; first + rows <= layer.whole.rows() && rows > 0; first += rows) {
       const auto other = RowsOf(layer.whole, first, rows);
       if (!other.ok()) continue;
@@ -361,6 +376,7 @@ std::optional<Explanation> OtherPlace(const Subject& s, const Layer& layer, cons
   }
   if (auto why = InputHeads(s, layer, right, product, plain)) return why;
   if (auto why = PartMissing(s, layer, right, product)) return why;
+  // Rows of each head reordered between the two layouts of rotary pairs, as importers do for one of two conventions.
   if (site.result != "attn.q_proj" && site.result != "attn.k_proj") return std::nullopt;
   const TensorPtr heads = s.Beside(s.Sibling(site.result == "attn.q_proj" ? "attn.q" : "attn.k"));
   const int64_t d = heads == nullptr ? s.Integer("model.head_dim", 0) : heads->dim(-1);
@@ -382,6 +398,7 @@ std::optional<Explanation> OtherPlace(const Subject& s, const Layer& layer, cons
 }
 
 // One value of a code decoded as another, or any other table: least squares over the magnitudes of four-bit floats.
+// Empty: no such table fits. Each magnitude in the place of each other: 49 products.
 std::string DecodeTable(const Subject& s, const Layer& layer, const LinearSite& site) {
   const TensorPtr code = s.Weight(s.Sibling(site.weight) + ".weight.codes");
   if (code == nullptr || !layer.quantised_weight) return "";
@@ -411,6 +428,7 @@ std::string DecodeTable(const Subject& s, const Layer& layer, const LinearSite& 
   return "";
 }
 
+// Causes by their price: constants first, then conventions of the codes, then other memory. The first that fits stays.
 std::optional<Explanation> Explain(const Subject& s, const Layer& layer, const LinearSite& site,
                                    const oracle::Computed& right, const Product& product, bool plain) {
   const auto fits = [&](const Array& x, const Array& w) { return Fits(s, product(x, w)); };
@@ -420,6 +438,7 @@ std::optional<Explanation> Explain(const Subject& s, const Layer& layer, const L
   const double ratio = ConstantRatio(s.actual(), right.value, s.judged(), std::max(1e-4, 8 * s.precision().store));
   const double world = static_cast<double>(s.Integer("world_size", s.capture().world_size()));
   if (!std::isnan(ratio)) {
+    // Within 1 %: the ratio is a least-squares one, and a sum over replicas is exactly the number of ranks.
     if (world > 1 && std::abs(ratio - world) < 0.01 * world)
       return Explanation{fault_class::kReduce, "the result was summed over ranks that each had the whole", ratio,
                          "result used / expected"};
@@ -484,6 +503,7 @@ struct Head {
   bool plain() const { return logit_scale == 1 && soft_cap == 0; }
 };
 
+// The head's scale and cap apply behind the product.
 Result<oracle::Computed> Multiply(const Array& x, const Array& w, const Array& bias, const Head& head) {
   if (head.plain()) return oracle::Linear(x, w, bias);
   return oracle::Head(x, w, bias, head.logit_scale, head.soft_cap);
@@ -499,6 +519,7 @@ void JudgeRows(const Subject& s, const LinearSite& site, Layer* layer, const Hea
   const size_t plain_size = layer->input.tensor->values.size();
   // Rereading an operand applies to what is used as it was recorded.
   multiply.run = [&](std::span<const Array> in) -> Result<oracle::Computed> {
+    // Codes are decoded, so that another reading of the recorded input would not be what the GEMM takes.
     const bool use_x = !layer->quantised_input && in[0].values.size() == static_cast<size_t>(layer->x.size()) &&
                        plain_size == in[0].values.size();
     const bool use_w = layer->weight_tensor != nullptr && in[1].values.size() == static_cast<size_t>(layer->w.size());
@@ -566,6 +587,7 @@ void JudgeLarge(const Subject& s, const LinearSite& site, Layer* layer, const He
   JudgeRows(part, site, layer, head);
 }
 
+// A result of other rows than its input is judged whole, whatever it costs: sampled rows would not meet.
 void JudgeProduct(Subject& s, const LinearSite& site) {
   s.DeclareOneStore();
   auto layer = Gather(s, site);
