@@ -8,6 +8,7 @@
 namespace assay {
 namespace {
 
+// Lines a finding: what is beyond them is in the other findings of the same site.
 constexpr size_t kMaxEvidence = 12;
 
 // Hypotheses that have no check of their own: whose right results speak against them, or what would.
@@ -31,6 +32,7 @@ constexpr Implied kImplied[] = {
      true},
 };
 
+// One finding for an output and its log-sum-exp.
 std::string CallKey(std::string_view name) {
   std::string key(name);
   if (key.ends_with(".lse")) key.replace(key.size() - 4, 4, ".out");
@@ -58,6 +60,7 @@ void Unite(std::vector<std::pair<int64_t, int64_t>>* ranges) {
 }
 
 template <class T>
+// Sorted, without repetitions.
 void AddAll(const std::vector<T>& from, std::vector<T>* to) {
   to->insert(to->end(), from.begin(), from.end());
   std::sort(to->begin(), to->end());
@@ -66,6 +69,7 @@ void AddAll(const std::vector<T>& from, std::vector<T>* to) {
 
 }  // namespace
 
+// All suspicions by the call that they are of, calls in order of execution.
 std::vector<Assembly::Call> Assembly::Calls() const {
   std::map<std::string, Call> calls;
   for (size_t i = 0; i < reports_.size(); ++i) {
@@ -89,6 +93,8 @@ std::vector<Assembly::Call> Assembly::Calls() const {
   return out;
 }
 
+// One finding out of everything said of a call: the sharpest verdict gives class and evidence, the earliest event gives
+// the place, and what agrees with both adds its rows, heads and ranks.
 FirstBad Assembly::Merged(const Call& call) const {
   // A wrong output stands for its log-sum-exp; then the sharper verdict, then the earlier event.
   std::vector<std::pair<size_t, const Suspicion*>> said = call.said;
@@ -159,9 +165,12 @@ FirstBad Assembly::Merged(const Call& call) const {
   return bad;
 }
 
+// One check's line of the ledger, and what it says of the hypothesis: confirmed by a root, not testable when it saw
+// only consequences or nothing, ruled out by results that it judged right.
 std::string Assembly::Line(size_t check, CheckState* state) const {
   const CheckReport& r = reports_[check];
   std::string line = std::string(checks_[check]->name) + ": ";
+  // A root that no other check explains.
   const auto root = std::find_if(standing_[check].begin(), standing_[check].end(),
                                  [](const Standing& s) { return s.root && s.explained.empty(); });
   if (root != standing_[check].end()) {
@@ -207,6 +216,8 @@ std::string Assembly::WeightsRecorded() const {
          "checkpoint";
 }
 
+// All checks of a hypothesis, what checks of other hypotheses confirm of it, and what is implied where none exists.
+// Confirmed beats ruled out beats not testable.
 LedgerEntry Assembly::Entry(std::string_view name) const {
   LedgerEntry entry;
   entry.hypothesis = name;
@@ -274,10 +285,12 @@ LedgerEntry Assembly::Entry(std::string_view name) const {
     if (!ruled_out) entry.capture = implied.capture;
   }
   entry.state = confirmed ? CheckState::kConfirmed : ruled_out ? CheckState::kRuledOut : CheckState::kNotTestable;
+  // What could not be tested is no evidence for a hypothesis that is ruled out.
   if (entry.state != CheckState::kRuledOut || entry.evidence.empty()) AddAll(untested, &entry.evidence);
   return entry;
 }
 
+// Calls in order of execution: the first wrong one is the first finding, and symptoms behind it are consequences.
 CheckResult Assembly::Result() {
   CheckResult result;
   standing_.assign(checks_.size(), {});
@@ -302,6 +315,7 @@ CheckResult Assembly::Result() {
     const bool said = std::any_of(standing_.begin(), standing_.end(), [&](const std::vector<Standing>& list) {
       return std::any_of(list.begin(), list.end(), [&](const Standing& x) { return x.suspicion->hypothesis == name; });
     });
+    // Only when every check ran: a user who asked for one check is not told of others.
     const bool implied =
         checks_.size() == AllChecks().size() &&
         std::any_of(std::begin(kImplied), std::end(kImplied), [&](const Implied& i) { return i.hypothesis == name; });

@@ -10,6 +10,7 @@
 namespace assay {
 namespace {
 
+// In the order of the ladder, from what is loaded to what comes out.
 constexpr std::array kHypotheses = {
     hypothesis::kWeights,      hypothesis::kAbsorption, hypothesis::kQuantised,  hypothesis::kBackend,
     hypothesis::kShapes,       hypothesis::kPadding,    hypothesis::kRope,       hypothesis::kAttention,
@@ -27,12 +28,14 @@ bool IsReal(Phase phase) {
   return phase != Phase::kWarmup && phase != Phase::kDummy && phase != Phase::kCapture && phase != Phase::kLoad;
 }
 
+// A fresh check with its state of this pass.
 struct RunningScan {
   size_t check = 0;  // index into the checks selected
   std::unique_ptr<ScanCheck> scan;
 };
 
 // The one pass over all segments for all checks that need statistics alone.
+// Sites are asked about once, so that an event of a site that nobody wants costs one look-up.
 void Scan(const Trace& trace, const std::vector<RunningScan>& scans) {
   if (scans.empty()) return;
   const std::vector<std::string>& names = trace.site_names();
@@ -75,6 +78,7 @@ std::string_view NameOf(CheckState state) {
   return "not testable";
 }
 
+// Of all right results the one nearest to its bound is kept: how much room the checks had.
 void CheckReport::Right(EventId event, double measured, double bound) {
   ++n_right_;
   const double share = bound > 0 ? measured / bound : 0;
@@ -96,6 +100,8 @@ void CheckReport::Sampled(std::string which) {
   if (n_sampled_++ == 0) sampled_ = std::move(which);
 }
 
+// Statistics first, in one pass, then the checks that load values. The order does not matter for the result: Assembly
+// puts findings in order of execution.
 Result<CheckResult> RunChecks(const Capture& capture, const CheckOptions& options) {
   std::vector<const CheckDef*> selected;
   std::set<std::string_view> known;

@@ -20,6 +20,7 @@ constexpr uint64_t kMinSamples = 32;  // rows times heads, over the site
 constexpr double kUniform = 0.99999;
 constexpr double kCollapsed = 1e-6;
 
+// Over all sampled rows of a site, by head too.
 struct Tally {
   struct Count {
     uint64_t n = 0, uniform = 0, collapsed = 0;
@@ -52,6 +53,7 @@ struct Tally {
 };
 
 // Entropy of softmax(scores) as a share of ln(n).
+// Natural logarithms, divided by that of the number of keys: 1 is uniform, 0 one key.
 double Entropy(std::vector<double> p) {
   const double top = *std::max_element(p.begin(), p.end());
   double sum = 0, out = 0;
@@ -70,6 +72,7 @@ bool FromCall(const Capture& capture, const TensorPtr& result, Tally* tally, Che
   for (op::AttentionBatch& b : call->batches) {
     std::vector<int64_t> places;
     const size_t stride = std::max<size_t>(1, b.rows.size() / kMaxRows);
+    // From the last row backwards: later queries see more keys.
     for (size_t i = b.rows.size(); i > 0; i -= std::min(i, stride))
       places.insert(places.begin(), static_cast<int64_t>(i) - 1);
     if (places.empty() || static_cast<int64_t>(b.key_positions.size()) < kMinKeys) continue;
@@ -77,6 +80,7 @@ bool FromCall(const Capture& capture, const TensorPtr& result, Tally* tally, Che
     oracle::AttentionInput in = op::InputOf(b, *call);
     const std::vector<oracle::KeyRange> ranges(b.rows.size(), b.range);
     in.ranges = ranges;
+    // A sink takes probability like one more key.
     const bool sink = !call->sinks.values.empty();
     in.sinks = sink ? &call->sinks : nullptr;
     const auto values = oracle::Attend(in, call->spec);
@@ -90,6 +94,7 @@ bool FromCall(const Capture& capture, const TensorPtr& result, Tally* tally, Che
 }
 
 // Where the values were not recorded: from queries and keys alone.
+// attn.q [T, H, d] against attn.k of the same request, scale and window as declared; other masks are not known here.
 void FromQueries(const Capture& capture, const EventInfo& out, Tally* tally, CheckReport* report) {
   auto q = capture.LoadOperand(out, out.prefix + "attn.q");
   if (!q.ok()) return report->Missing(q.status().message(), Capture::RecordHint(out.prefix + "attn.q"));
@@ -147,6 +152,7 @@ void CheckEntropy(const Capture& capture, CheckReport* report) {
     if (tally.all.n < kMinSamples) continue;
     report->Note(name + ": mean entropy " + NumberText(tally.sum / static_cast<double>(tally.all.n)) +
                  " of ln(keys) over " + std::to_string(tally.all.n) + " rows and heads" + tally.HeadsText());
+    // A finding only when every head of every sampled row is so.
     if (tally.all.uniform < tally.all.n && tally.all.collapsed < tally.all.n) {
       report->Right(tally.first);
       continue;

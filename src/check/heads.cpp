@@ -22,6 +22,7 @@ class Heads final : public ScanCheck {
     // One key is the output of every head of its group: a segment of position 0 alone says nothing. One head is equal
     // to itself.
     const bool one_key = s.first_position < 1 && s.n_rows < 2;
+    // The last condition: heads of fewer than four columns may have equal sums by chance.
     if (s.padding || s.n_head_cells < 2 || s.n_head_cells > kMaxHeads || one_key || s.sum_sq == 0 || s.nonfinite > 0 ||
         s.n_rows * static_cast<int64_t>(s.n_head_cells) * 4 > static_cast<int64_t>(s.count)) {
       return;
@@ -81,6 +82,7 @@ class Heads final : public ScanCheck {
     uint64_t request = 0;  // of its first segment
   };
 
+  // Global number of the rank's first head, by the columns of its shard.
   static int32_t FirstHead(const EventInfo& info) {
     const Event& e = info.event;
     if (e.shard.count <= 1 || e.head_axis < 0 || static_cast<size_t>(e.head_axis) >= e.shape.size()) return 0;

@@ -11,6 +11,7 @@ namespace {
 
 std::string Text(int64_t value) { return std::to_string(value); }
 
+// Rules on integers: nothing is rounded, so the verdict is the sharpest there is.
 Suspicion Exact(const EventInfo& info, std::string_view cls) {
   Suspicion s = At(info, cls, 3);
   s.bad.confidence = 0.99;
@@ -21,6 +22,7 @@ Suspicion Exact(const EventInfo& info, std::string_view cls) {
 // No slot twice in a step, none behind the end of the pool.
 void JudgeMapping(const Capture& capture, const Tensor& t, CheckReport* report) {
   int64_t pool = -1;
+  // The size of the pool, where one was recorded; else any number may be a slot.
   for (const char* stem : {"attn.k_cache", "attn.kv_cache", "attn.v_cache"}) {
     for (const std::string& name : capture.NamesOfStem(stem)) {
       const auto ids = capture.EventsOf(name);
@@ -64,6 +66,8 @@ int64_t FirstSeen(const Capture& capture, const EventInfo& table, uint64_t reque
   return window <= 0 ? 0 : std::max<int64_t>(0, newest - window + 1);
 }
 
+// Position p of a request lies in slot table[p / block] * block + p % block; its owner is who was mapped to that slot
+// last. Positions that no query sees any more may have been freed.
 void JudgeTable(const Capture& capture, const Tensor& t, CheckReport* report) {
   const EventInfo& info = *t.info;
   const int64_t block = capture.Integer(info, "block_size").value_or(1);
@@ -105,6 +109,7 @@ void JudgeTable(const Capture& capture, const Tensor& t, CheckReport* report) {
   if (judged) report->Right(info.id);
 }
 
+// seq_lens counts the newest token: its position + 1.
 void JudgeLengths(const Tensor& t, CheckReport* report) {
   std::vector<bool> bad(t.rows.size());
   for (size_t r = 0; r < bad.size() && r < t.values.size(); ++r) {
@@ -121,6 +126,8 @@ void JudgeLengths(const Tensor& t, CheckReport* report) {
 }
 
 // Positions advanced by all drafts of the step before, where only some were accepted.
+// Speculative decoding: after a step with n drafts of which a were accepted, positions go on by a + 1; an engine that
+// counts all n is off by n - a.
 bool FollowsDrafts(const Capture& capture, const Tensor& t) {
   const auto accepted = capture.Find("spec.accepted", {.step = t.info->event.step - 1});
   if (accepted.empty()) return false;
@@ -141,6 +148,7 @@ bool FollowsDrafts(const Capture& capture, const Tensor& t) {
   return true;
 }
 
+// Of the rows that are off, one common offset is told as the constant.
 void JudgePositions(const Capture& capture, const Tensor& t, CheckReport* report) {
   std::vector<bool> bad(t.rows.size());
   double offset = 0;

@@ -24,6 +24,8 @@ using namespace op;
 using oracle::Array;
 
 // Each wrong row as the row of another token.
+// Looks for each wrong row in the whole table, in the order of tokens. One shift for all of them is said as a constant:
+// a table that was cut or padded at its beginning.
 std::optional<Explanation> OtherRows(const Subject& s, const Difference& d, const Tensor& table,
                                      const std::vector<int64_t>& tokens, double scale, const oracle::Computed& right) {
   const int64_t width = table.row_size();
@@ -56,6 +58,7 @@ std::optional<Explanation> OtherRows(const Subject& s, const Difference& d, cons
   return Weighed(s, right, *y, why);
 }
 
+// Rows of generated tokens are left out: only prompts are announced.
 void JudgeEmbed(Subject& s) {
   const TensorPtr table = s.Weight("embed_tokens.weight");
   if (table == nullptr) return Missing(s, "embed_tokens.weight");
@@ -95,6 +98,7 @@ void JudgeEmbed(Subject& s) {
   });
 }
 
+// From the recorded logits, so that wrong logits are not counted twice.
 void JudgeLogProbs(Subject& s) {
   const TensorPtr logits = s.Operand("logits");
   if (logits == nullptr) return Missing(s, "logits");
@@ -106,6 +110,8 @@ void JudgeLogProbs(Subject& s) {
 }
 
 // How the tokens of a result were chosen. Metadata of the event, else of the run.
+// temperature 0 is greedy; none: nothing can be said of a token that is not the largest, but that it is in the
+// vocabulary.
 struct Sampler {
   std::optional<double> temperature;  // none: not recorded, neither greedy nor sampling may be assumed
   oracle::SamplingSpec spec;
@@ -113,6 +119,7 @@ struct Sampler {
   bool sampled() const { return temperature && *temperature > 0; }
 };
 
+// Engines put the sampler's settings on the event or, when it is the same for a run, on the process.
 Sampler SamplerOf(const Subject& s) {
   const auto number = [&](std::string_view key) -> std::optional<double> {
     if (const auto own = s.capture().Number(s.info(), key)) return own;
@@ -154,6 +161,8 @@ bool Excluded(std::span<const double> logits, int64_t token, const oracle::Sampl
          excluded({.min_p = spec.min_p * (1 - kEnd)});
 }
 
+// Verdicts from the surest on: no such token; not the largest where greedy was said; probability 0 under every order of
+// the filters. Sharded logits are left out: the largest may lie on another rank.
 void JudgeToken(Subject& s) {
   const TensorPtr logits = s.Operand("logits");
   if (logits == nullptr) return Missing(s, "logits");

@@ -10,8 +10,10 @@
 namespace assay::op {
 namespace {
 
+// Tensors that are loaded and tried: in a model of many equal layers the right guess is among the first.
 constexpr size_t kMostTried = 256;
 
+// order 0: the same tensor of another rank; 1: of this layer; 2: the same name in another layer; 3: any other.
 struct Candidate {
   EventId id;
   int order;  // of trial
@@ -36,6 +38,7 @@ std::optional<Explanation> ForOtherWeights(
       const auto info = capture.Info(id);
       if (info->event.phase != Phase::kLoad || info->audit == "before") continue;
       int64_t n = 1;
+      // By size alone: the same numbers in another shape are the same memory.
       for (int64_t extent : info->event.shape) n *= extent;
       if (n != right.size()) continue;
       const bool same = other == name, near = !prefix.empty() && other.starts_with(prefix);

@@ -10,6 +10,8 @@ namespace assay::op {
 
 using oracle::Array;
 
+// One row of each of `most` equal stretches: stratified, so that no stretch of the batch (a request, the tail) is left
+// out, and random within it, so that no stride of the data falls in step with the sample.
 std::vector<int64_t> SampleRows(std::span<const char> judged, int64_t most) {
   std::vector<int64_t> all;
   for (size_t r = 0; r < judged.size(); ++r) {
@@ -55,6 +57,8 @@ TensorPtr TakeTensorRows(const Tensor& tensor, std::span<const int64_t> rows) {
   return part;
 }
 
+// Freivalds' check (1977) on real numbers: a random combination of the columns of y against that of w, at the cost of
+// one column a row instead of the whole product.
 std::vector<int64_t> WrongByProjection(const Subject& s, const Array& x, const Array& w, const Array& bias) {
   std::vector<int64_t> wrong;
   const auto n_rows = static_cast<int64_t>(s.judged().size());

@@ -45,6 +45,7 @@ Difference Compare(const Tensor& a, const Tensor& b) {
 }
 
 // What bits the odd repeat has: the majority is taken as the right one.
+// Groups by all values; of groups of one size the first in the order of values is taken.
 EventId Odd(const Capture& capture, const std::vector<EventId>& repeats) {
   std::map<std::vector<double>, std::vector<EventId>> groups;
   for (const EventId id : repeats) {
@@ -102,6 +103,7 @@ void CheckRepeats(const Capture& capture, CheckReport* report) {
       const EventInfo& info = *(*first)->info;
       const bool pool = info.site.stem.ends_with("_cache");
       behind = behind || (padding_differs && !pool);
+      // A pool that differs is an operand: slots that nobody owns may hold anything.
       if (worst.real == 0 || pool) {
         padding_differs = padding_differs || worst.padding || (pool && worst.real > 0);
         report->Right(info.id);

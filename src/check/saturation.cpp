@@ -9,6 +9,7 @@
 namespace assay::check {
 namespace {
 
+// The largest finite magnitude of the formats of small range; 0 for others, which cannot saturate in practice.
 double Largest(DType dtype) {
   switch (dtype) {
     case DType::kF16:
@@ -67,6 +68,7 @@ class Saturation final : public ScanCheck {
       }
       return;
     }
+    // The end of the range in the tensor's unit: code times scale, for whichever scale the rows were stored with.
     for (const char* key : {"k_scale", "v_scale", "kv_scale"}) {
       const std::string text(item.view->meta(key));
       const double scale =
@@ -147,6 +149,7 @@ class Saturation final : public ScanCheck {
     return nonzero < kLeastSamples ? 0 : static_cast<double>(low) / static_cast<double>(nonzero);
   }
 
+  // The share of the sampled values in the binade of abs_max.
   double TopShare(const Item& item, double abs_max) {
     const uint64_t samples = item.view->histogram(item.index, &bins_);
     if (samples == 0) return 0;

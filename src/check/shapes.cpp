@@ -46,6 +46,7 @@ std::string ShapeText(const std::vector<int64_t>& shape) {
 }
 
 // Two elements of the view have one address. Broadcast (stride 0) is an intended form of it in operands.
+// Sorted by stride: an axis whose step is no longer than what the smaller ones reach is taken to meet their elements.
 bool LiesOnItself(const Event& e) {
   std::vector<std::pair<uint64_t, uint64_t>> axes;  // |stride|, extent
   for (size_t i = 0; i < e.shape.size() && i < e.strides.size(); ++i) {
