@@ -52,12 +52,12 @@ struct EventInfo {
 // A tensor in float64, exact for every dtype but wide integers beyond 2^53. With token rows the row axis comes first,
 // whatever the event's axes: shape {rows, rest…}, row-major.
 struct Tensor {
-  std::shared_ptr<const EventInfo> info;
-  std::vector<int64_t> shape;
+  std::shared_ptr<const EventInfo> info;  // never null
+  std::vector<int64_t> shape;             // row-major
   std::vector<double> values;
   std::vector<RowId> rows;           // one a row of `values`; empty without token rows
   std::vector<int64_t> row_numbers;  // rows of the event that are here: all, or those of a sampled payload
-  bool sampled = false;
+  bool sampled = false;              // only some rows were stored
   std::span<const std::byte> bytes;  // as stored: contiguous in the event's own axes order (raw bits of dtype)
 
   int64_t n() const { return static_cast<int64_t>(values.size()); }

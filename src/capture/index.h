@@ -68,7 +68,7 @@ struct Capture::Index {
   std::vector<std::pair<int64_t, uint32_t>> order;       // several processes: step, number in process and step
   std::map<uint64_t, const RequestInfo*> requests;       // by key; the first process that announced it
   uint64_t payloads = 0;                                 // events that have one
-  std::set<int32_t> ranks;
+  std::set<int32_t> ranks;                               // that events name
 
   mutable LruCache<std::shared_ptr<const EventInfo>> infos{4096};
   mutable LruCache<TensorPtr> tensors{kCacheBytes};

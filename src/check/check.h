@@ -88,12 +88,12 @@ class CheckReport {
 
  private:
   friend class Assembly;
-  std::vector<Suspicion> found_;
-  uint64_t n_right_ = 0;
-  EventId worst_event_ = kNoEvent;
+  std::vector<Suspicion> found_;    // in the order of reporting
+  uint64_t n_right_ = 0;            // results judged right
+  EventId worst_event_ = kNoEvent;  // the right result nearest to its bound
   double worst_share_ = 0, worst_measured_ = 0, worst_bound_ = 0;
   std::string missing_why_, missing_capture_;  // the first of them
-  uint64_t n_missing_ = 0;
+  uint64_t n_missing_ = 0;                     // results that could not be judged
   std::string sampled_;
   uint64_t n_sampled_ = 0;
   std::vector<std::string> notes_;

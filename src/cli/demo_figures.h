@@ -25,8 +25,8 @@ struct Figure {
 };
 
 struct HandPatch {
-  int32_t layer = 0;
-  int64_t step = 0;
+  int32_t layer = 0;            // an MLA layer
+  int64_t step = 0;             // engine step
   std::string phase;            // "prefill" or "decode"
   std::vector<Figure> figures;  // q, k, v, kv_c_normed, kv_b_proj, has_context
 

@@ -11,11 +11,11 @@
 namespace assay::cli {
 
 struct CpuFacts {
-  std::string model;         // as the kernel names it; empty: not known
-  std::string architecture;  // "x86_64"
-  std::string kernel;        // "Linux 6.1.0"
-  int cores_usable = 0;      // by this process (affinity)
-  int cores_online = 0;
+  std::string model;          // as the kernel names it; empty: not known
+  std::string architecture;   // "x86_64"
+  std::string kernel;         // "Linux 6.1.0"
+  int cores_usable = 0;       // by this process (affinity)
+  int cores_online = 0;       // of the machine
   uint64_t memory_bytes = 0;  // physical
   uint64_t llc_bytes = 0;     // last-level cache of one socket; 0: not known
 };

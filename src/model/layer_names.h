@@ -27,6 +27,7 @@ inline TensorPart WholeMatrix(std::string name, int64_t rows, int64_t cols) {
 }
 inline TensorPart WholeVector(std::string name, int64_t size) { return {std::move(name), {size}, 0, 1, size}; }
 
+// Names as transformers writes them; a GGUF source is renamed before (quant/assemble_gguf.cpp).
 inline std::string LayerPrefix(int64_t layer) { return "model.layers." + std::to_string(layer) + "."; }
 
 // Experts on disk: one tensor an expert and projection, or transformers' in-memory form, gate_up_proj [E, 2f, h] (gate

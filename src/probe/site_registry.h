@@ -34,9 +34,9 @@ struct ProbeSite {
   uint32_t number = 0;  // in its registry, from 0
   std::string name;     // canonical or the engine's own
   std::string engine_name;
-  std::string axes;         // as given, or the canonical table's; empty when neither knows
-  bool axes_given = false;  // by the caller: then its number of axes must be the tensor's rank
-  int n_axes = 0;
+  std::string axes;                // as given, or the canonical table's; empty when neither knows
+  bool axes_given = false;         // by the caller: then its number of axes must be the tensor's rank
+  int n_axes = 0;                  // names in axes
   int row_axis = -1;               // place of "T" in axes
   int head_axis = -1;              // place of "H"
   bool wanted = false;             // include, exclude and layers; ranks and steps are the event's

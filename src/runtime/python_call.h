@@ -22,12 +22,12 @@ struct DlTensor {
   int32_t device_type;  // 1: host memory
   int32_t device_id;
   int32_t ndim;
-  uint8_t code;
+  uint8_t code;  // DLPack's type code
   uint8_t bits;
-  uint16_t lanes;
+  uint16_t lanes;  // 1: no vector type
   int64_t* shape;
-  int64_t* strides;  // elements
-  uint64_t byte_offset;
+  int64_t* strides;      // elements
+  uint64_t byte_offset;  // of the first element from data
 };
 
 // By address; one a process. Of Python: PyErr_Clear, PyLong_AsLongLong, Py_IncRef, Py_DecRef, PyObject_CallFunction-
@@ -56,10 +56,10 @@ struct PythonFunctions {
 // The rows of a step.
 struct PythonRows {
   const assay_row_run* runs;
-  uint64_t n_runs;
-  int64_t step;
-  uint32_t phase;
-  uint32_t compute_dtype;
+  uint64_t n_runs;         // 0: rows of no known request
+  int64_t step;            // -1: not known
+  uint32_t phase;          // ASSAY_PHASE_*
+  uint32_t compute_dtype;  // 0: the tensor's own
 };
 
 // Whose the rows of a step's tensors are.
@@ -75,13 +75,13 @@ struct PythonSite {
   const assay_event* event;   // all but data, offset and rows; and but dtype, shape and strides where any will do
   const int64_t* shape;       // the tensor's own; the event's may differ (axes folded)
   const int64_t* strides;
-  int32_t ndim;
+  int32_t ndim;  // of the layout that is taken
   uint8_t code;
   uint8_t bits;
-  uint16_t ready;    // 0: not yet
-  int32_t result;    // of the last assay_record that was not 0
-  int32_t row_axis;  // of tensors that come with rows; -1: as the site's axes say
-  assay_error error;
+  uint16_t ready;     // 0: not yet
+  int32_t result;     // of the last assay_record that was not 0
+  int32_t row_axis;   // of tensors that come with rows; -1: as the site's axes say
+  assay_error error;  // belongs to `result`
 };
 
 // What the observed modules of a process have in common now.
@@ -106,7 +106,7 @@ struct PythonModule {
   uint32_t n_parts;
   uint32_t is_dict;  // else a tuple
   PythonNow* now;
-  uint64_t fired;
+  uint64_t fired;  // calls that were recorded this way
 };
 
 }  // namespace assay

@@ -23,23 +23,23 @@ struct ExponentBin {
 // Non-finite elements are counted and enter sum, sum_sq and sketch as 0. min, max and abs_max cover the finite elements
 // only; they are NaN when there is none. abs_max_index is the row-major number of the first such element in the view.
 struct Stats {
-  uint64_t count = 0;
-  uint64_t nan = 0;
+  uint64_t count = 0;  // elements, finite or not
+  uint64_t nan = 0;    // of them, as the next two
   uint64_t pos_inf = 0;
   uint64_t neg_inf = 0;
-  uint64_t zero = 0;
-  uint64_t subnormal = 0;
+  uint64_t zero = 0;       // +0 and -0
+  uint64_t subnormal = 0;  // of float formats; 0 for other types
   double min = 0;
   double max = 0;
   double abs_max = 0;
   uint64_t abs_max_index = 0;
-  double sum = 0;
-  double sum_sq = 0;
-  uint64_t digest = 0;
+  double sum = 0;             // of the finite elements, in double
+  double sum_sq = 0;          // of their squares
+  uint64_t digest = 0;        // hash of the bits at their positions (docs/numerics.md)
   bool digest_split = false;  // a group of 8 logical elements was cut: the digest does not add up with its neighbour's
-  uint64_t histogram_samples = 0;
-  std::vector<ExponentBin> histogram;  // ascending exponent, sampled elements (stated, seeded; docs/numerics.md)
-  std::array<double, kSketchSize> sketch{};
+  uint64_t histogram_samples = 0;            // elements looked at for the histogram
+  std::vector<ExponentBin> histogram;        // ascending exponent, sampled elements (stated, seeded; docs/numerics.md)
+  std::array<double, kSketchSize> sketch{};  // linear: sketches of parts add up
 
   uint64_t nonfinite() const { return nan + pos_inf + neg_inf; }
 };
@@ -50,14 +50,14 @@ struct RowCell {
   double sum_sq = 0;
   std::array<double, kRowSketchSize> sketch{};  // the segment's sketch folded to 4 buckets, this row alone
   uint64_t digest = 0;                          // independent of position and request
-  uint32_t nonfinite = 0;
+  uint32_t nonfinite = 0;                       // elements of the row
 };
 
 // One head over all rows of a segment. The sketch is the segment's folded to 16 buckets, this head alone.
 struct HeadCell {
   double sum_sq = 0;
   std::array<double, kHeadSketchSize> sketch{};
-  uint32_t nonfinite = 0;
+  uint32_t nonfinite = 0;  // elements of the head
 };
 
 // Rows that belong together: one request, positions [first_position, first_position + n_rows), never across a multiple
@@ -65,12 +65,12 @@ struct HeadCell {
 //
 // Tensors without token rows are one segment: request 0, first_position 0, n_rows 0.
 struct Segment {
-  uint64_t request = 0;
-  int64_t first_position = 0;
-  int64_t n_rows = 0;
-  int64_t first_row = 0;  // row of the tensor at which the segment begins
-  bool padding = false;   // rows that belong to no request
-  Stats stats;
+  uint64_t request = 0;         // key; 0: of no known request
+  int64_t first_position = 0;   // in tokens of the request
+  int64_t n_rows = 0;           // 0: a tensor without token rows
+  int64_t first_row = 0;        // row of the tensor at which the segment begins
+  bool padding = false;         // rows that belong to no request
+  Stats stats;                  // of all elements of the segment
   std::vector<RowCell> rows;    // n_rows entries or empty
   std::vector<HeadCell> heads;  // one a local head or empty
 };

@@ -17,10 +17,10 @@ extern "C" {
 // Type and name of a column. release frees everything that hangs on it and marks the struct released by setting
 // itself to null; the same holds for the other two.
 struct ArrowSchema {
-  const char* format;
-  const char* name;
-  const char* metadata;
-  int64_t flags;
+  const char* format;    // type, as "l" for int64
+  const char* name;      // null: none
+  const char* metadata;  // null: none
+  int64_t flags;         // ARROW_FLAG_*
   int64_t n_children;
   struct ArrowSchema** children;
   struct ArrowSchema* dictionary;
@@ -31,9 +31,9 @@ struct ArrowSchema {
 // Values of a column: `length` from element `offset` on; buffers as the format string wants them (validity bitmap
 // first, null when nothing is null).
 struct ArrowArray {
-  int64_t length;
-  int64_t null_count;
-  int64_t offset;
+  int64_t length;      // elements
+  int64_t null_count;  // -1: not counted
+  int64_t offset;      // elements of the buffers before the first
   int64_t n_buffers;
   int64_t n_children;
   const void** buffers;

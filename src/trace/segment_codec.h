@@ -25,9 +25,9 @@ struct SegmentParts {
   format::SegmentFixed fixed;
   const unsigned char* rare = nullptr;    // nullptr: all zero
   const unsigned char* sketch = nullptr;  // nullptr: all zero
-  const unsigned char* rows = nullptr;
-  const unsigned char* heads = nullptr;
-  const unsigned char* bins = nullptr;
+  const unsigned char* rows = nullptr;    // n_row_cells RowCellBytes
+  const unsigned char* heads = nullptr;   // n_head_cells HeadCellBytes
+  const unsigned char* bins = nullptr;    // n_bins bins, wide or not by the flags
 };
 // Pointers into the record; they live as long as its bytes. rows, heads and bins are set even where they have no
 // elements. Cells are read by index below n_row_cells and n_head_cells of `fixed`.
