@@ -69,6 +69,7 @@ __attribute__((target("sse4.2"))) uint32_t ExtendSse42(uint32_t crc, const unsig
 
 using Extend = uint32_t (*)(uint32_t, const unsigned char*, size_t);
 
+// By the processor at hand, as the library may have been built on another one.
 Extend Choose() {
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("sse4.2")) return ExtendSse42;

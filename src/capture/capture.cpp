@@ -10,6 +10,7 @@
 namespace assay {
 namespace {
 
+// "layers.3.", or "" outside the layers.
 std::string PrefixOf(const SiteName& site) {
   return site.layer < 0 ? std::string() : "layers." + std::to_string(site.layer) + ".";
 }

@@ -26,6 +26,7 @@ struct WrongRow {
   bool present[2] = {false, false};
 };
 
+// One number in a format of this file.
 std::string Printf(const char* format, double x) {
   char buffer[64];
   std::snprintf(buffer, sizeof buffer, format, x);

@@ -23,6 +23,7 @@ struct Units {
   int64_t (*at)(const Problem&, int64_t unit, int64_t k);
 };
 
+// Flat index of element k of a unit in [rows, heads, cols]: a row's elements lie together, a head's in every row.
 int64_t RowAt(const Problem& p, int64_t row, int64_t k) { return row * p.heads * p.cols + k; }
 int64_t HeadAt(const Problem& p, int64_t head, int64_t k) {
   return (k / p.cols * p.heads + head) * p.cols + k % p.cols;
@@ -30,11 +31,13 @@ int64_t HeadAt(const Problem& p, int64_t head, int64_t k) {
 // Columns within a head: the same place in every head.
 int64_t ColumnAt(const Problem& p, int64_t column, int64_t k) { return k * p.cols + column; }
 
+// Where units may have been taken from: expected itself, or a named array.
 struct Source {
   std::span<const double> values;
   std::span<const double> bound;  // empty: the problem's, at the same place
 };
 
+// Compares units of actual with units of the source, element by element, within the bounds.
 class Matcher {
  public:
   Matcher(const Evidence& evidence, const Units& units, const Source& source)

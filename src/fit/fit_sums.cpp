@@ -19,6 +19,9 @@ struct Fit {
   double c[2] = {0, 0};
   double uncertainty[2] = {0, 0};
 };
+// Weighted by the inverse square of each element's bound, so that the fit is best where the numbers are sharpest; with
+// such weights the inverse of the normal matrix gives the uncertainty of the constants. Elements without a bound, or
+// not finite, do not take part. x(j, i) is term j, keep(i) whether element i counts.
 template <class X, class Y, class Keep>
 bool Solve(const Evidence& evidence, int terms, const X& x, const Y& y, const Keep& keep, Fit* fit) {
   double aa = 0, ab = 0, bb = 0, ay = 0, by = 0;

@@ -23,6 +23,7 @@ struct FamilyName {
   Family family;
 };
 
+// model_type of config.json; several names may be one architecture.
 constexpr std::array<FamilyName, 12> kFamilies{{
     {"deepseek_v2", Family::kDeepseekV2},
     {"deepseek_v3", Family::kDeepseekV3},

@@ -82,6 +82,7 @@ struct Word {
   Activation kind;
   std::string_view name;
 };
+// Words of docs/adding-a-case.md, metadata key `activation`.
 constexpr Word kWords[] = {
     {Activation::kSilu, "silu"},          {Activation::kGelu, "gelu"},
     {Activation::kGeluTanh, "gelu_tanh"}, {Activation::kQuickGelu, "quick_gelu"},

@@ -23,6 +23,7 @@ struct Geometry {
   int64_t v_stride, v_head;
 };
 
+// One message with every shape: which of them is the wrong one, only the caller knows.
 Status ShapeFault(const AttentionInput& in) {
   return Status::BadInput(
       "queries " + ShapeText(in.q->shape) + ", keys " + ShapeText(in.k->shape) +
@@ -130,6 +131,7 @@ struct ScoreRule {
   }
 };
 
+// row: number of the query in the input, not its position.
 ScoreRule RuleOf(const AttentionInput& in, const AttentionSpec& spec, int64_t row, int64_t head) {
   return {spec.scale, spec.soft_cap, in.alibi_slopes ? (*in.alibi_slopes)[head] : 0,
           static_cast<double>(in.query_positions[static_cast<size_t>(row)])};

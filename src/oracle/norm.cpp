@@ -5,6 +5,7 @@
 namespace assay::oracle {
 namespace {
 
+// A weight or bias of a norm: absent, or one number a column.
 Status CheckVector(const Array& vector, int64_t d, const char* what) {
   if (vector.values.empty() || vector.size() == d) return {};
   return Status::BadInput(std::string(what) + " of shape " + ShapeText(vector.shape) + " does not fit rows of " +

@@ -162,6 +162,7 @@ void ArmSwitch::Reread(uint32_t generation) {
 
 namespace {
 
+// A process number rather than a folder.
 bool IsNumber(const std::string& text) {
   return !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
 }

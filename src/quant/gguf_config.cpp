@@ -73,6 +73,7 @@ double Shortened(double value) {
   return std::strtod(text, nullptr);
 }
 
+// Bases and factors are kept as float32 in the file.
 void Rope(const Builder& from, Json* config) {
   (*config)["rope_theta"] = Shortened(from.Number("rope.freq_base", 10000.0));
   const std::string type = from.Text("rope.scaling.type");

@@ -26,6 +26,7 @@ struct IntLayout {
   bool one_scale = false;
 };
 
+// Elements are decoded one by one: the bits of a code and the place of its scale follow from the packing alone.
 class PackedIntWeight final : public DecodedWeight<PackedIntWeight> {
  public:
   PackedIntWeight(std::string name, const std::string& format, IntLayout layout, const PackedIntTensors& tensors)

@@ -14,6 +14,7 @@ constexpr size_t kNotesShown = 12;
 constexpr size_t kNamesShown = 12;
 constexpr size_t kSitesAround = 6;
 
+// 0 of nothing.
 double ShareOf(uint64_t part, uint64_t whole) {
   return whole == 0 ? 0 : static_cast<double>(part) / static_cast<double>(whole);
 }

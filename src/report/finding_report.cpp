@@ -7,6 +7,7 @@
 namespace assay {
 namespace {
 
+// "0,1,3".
 std::string Joined(const std::vector<int32_t>& values) {
   std::string out;
   for (const int32_t v : values) {

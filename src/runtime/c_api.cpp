@@ -36,6 +36,7 @@ struct alignas(8) OffHandle {
 };
 static_assert(offsetof(OffHandle, armed) == sizeof(void*));
 
+// One for all traces that are off: it is only read.
 assay_trace* OffTrace() {
   static OffHandle off;
   return reinterpret_cast<assay_trace*>(&off.armed);
@@ -127,6 +128,7 @@ extern "C" {
 const char* assay_version(void) { return ASSAY_VERSION; }
 uint32_t assay_abi_version(void) { return ASSAY_ABI_VERSION; }
 
+// A failed open leaves the handle off, so that a host that ignores the error records nothing and does not crash.
 int assay_open(const assay_options* options, assay_trace** trace, assay_error* error) {
   if (trace == nullptr) return SetError(error, ASSAY_ERROR_USAGE, "trace is NULL");
   *trace = OffTrace();
@@ -151,6 +153,7 @@ int assay_arm(assay_trace* trace, int32_t on, assay_error* error) {
   return SetError(error, Status());
 }
 
+// Number 0 while off: it is never looked up.
 int assay_add_site(assay_trace* trace, const assay_site_info* info, uint32_t* site, assay_error* error) {
   if (site != nullptr) *site = 0;
   if (IsOff(trace)) return SetError(error, Status());
@@ -177,6 +180,7 @@ int assay_wants_name(assay_trace* trace, const char* name, int32_t rank, int64_t
   return RecorderOf(trace)->wants(name, rank, step) ? 1 : 0;
 }
 
+// Off or disarmed: two loads and no look at the event.
 int assay_record(assay_trace* trace, const assay_event* event, assay_error* error) {
   if (IsOff(trace) || assay_armed(trace) == 0) return SetError(error, Status());
   return RunForC(error, [&] { return Record(trace, event); });
@@ -187,6 +191,7 @@ uint64_t assay_request_key(const int64_t* tokens, uint64_t n_tokens, int64_t ord
   return RequestKey({tokens, tokens == nullptr ? 0 : static_cast<size_t>(n_tokens)}, ordinal);
 }
 
+// The key is computed even when nothing is recorded: hosts use it as an identity.
 int assay_add_request(assay_trace* trace, const assay_request* request, uint64_t* key, assay_error* error) {
   return RunForC(error, [&]() -> Status {
     assay_request read = assay_request_init();

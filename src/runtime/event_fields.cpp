@@ -15,6 +15,7 @@ constexpr uint64_t kMaxStructSize = 65536;
 
 std::string_view OrEmpty(const char* text) { return text == nullptr ? std::string_view() : std::string_view(text); }
 
+// "assay_event.FIELD is VALUE, expected …".
 Status BadField(std::string_view field, int64_t value, std::string_view expected) {
   return Status::Usage("assay_event." + std::string(field) + " is " + std::to_string(value) + ", expected " +
                        std::string(expected));

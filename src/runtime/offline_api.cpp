@@ -13,6 +13,7 @@
 #include "trace/arrow_stream.h"
 #include "trace/reader.h"
 
+// Shared: an exported Arrow stream keeps the trace open after the reader is closed.
 struct assay_reader {
   std::shared_ptr<const assay::Trace> trace;
 };

@@ -223,6 +223,7 @@ class Held {
   uint32_t n_ = 0;
 };
 
+// True: every tensor of the result was given to its site. False: nothing was done, and the caller goes the long way.
 bool Leave(int64_t number, const void* object, void* result) {
   const PythonModule* before = ModuleAt(number, object);
   void* asked[kMaxParts] = {};  // the result's members

@@ -13,6 +13,7 @@ namespace {
 constexpr int kLowest = -1074;
 constexpr int kBins = 1023 - kLowest + 1;
 
+// floor(log2 |value|); value is finite and not 0.
 int ExponentOf(double value) {
   const uint64_t magnitude = std::bit_cast<uint64_t>(value) & 0x7fffffffffffffffu;
   const int field = static_cast<int>(magnitude >> 52);

@@ -152,6 +152,7 @@ void AddToCell(const Totals& totals, bool sketch, Cell* cell) {
   for (int k = 0; sketch && k < kHeadSketchSize; ++k) cell->sketch[k] += totals.residues[k];
 }
 
+// Sums of a stretch go to the segment, and to the row's and the head's cell where there are any.
 void AddTotals(const Totals& totals, bool sketch, Cell* row, Cell* head, Accumulator* acc) {
   acc->sum += totals.sum;
   acc->sum_sq += totals.sum_sq;
@@ -320,6 +321,7 @@ using GroupsFunction = void (*)(const Piece&, uint32_t, uint32_t, Cell*, Cell*, 
 using HeadsFunction = void (*)(const Piece&, int, uint64_t, uint64_t);
 using PartialFunction = void (*)(const Piece&, int, int, Accumulator*);
 
+// The three entry points of one element type.
 struct Functions {
   GroupsFunction groups = nullptr;
   PartialFunction partial = nullptr;
@@ -342,6 +344,7 @@ Functions Select(DType dtype) {
   });
 }
 
+// Cut where one head's columns end, so that each stretch has one head cell.
 void AddPortable(const Piece& piece, Accumulator* acc) {
   HeadCursor cursor(piece);
   for (uint32_t done = 0; done < piece.n_groups;) {

@@ -241,6 +241,7 @@ Status PlanSegments(const Layout& layout, const LogicalLayout& logical, std::vec
 // Elements of a part below which another thread does not pay.
 constexpr int64_t kPartElements = int64_t{1} << 17;
 
+// A part of a segment, and what one thread made of it.
 struct PartResult {
   size_t segment;
   Part part;

@@ -249,6 +249,7 @@ int Guarded(ArrowArrayStream* self, F&& body) {
   }
 }
 
+// The functions of the C stream interface. Nothing thrown leaves them.
 int GetSchema(ArrowArrayStream* self, ArrowSchema* out) {
   *out = {};
   return Guarded(self, [&](Stream*) { EventTable().root().ExportSchema(out); });

@@ -55,6 +55,7 @@ uint32_t FlagsOf(const Segment& segment) {
 }
 
 template <class T>
+// Returns the first byte behind it.
 unsigned char* PutValue(unsigned char* out, const T& value) {
   std::memcpy(out, &value, sizeof value);
   return out + sizeof value;
