@@ -207,6 +207,14 @@ def _folders() -> list[Path]:
     return [here / "lib", here.parent.parent / "build"]
 
 
+def _named() -> str:
+    """What to do about ASSAY_LIBRARY, where it decided; else nothing."""
+    named = os.environ.get("ASSAY_LIBRARY")
+    if not named:
+        return ""
+    return f"; ASSAY_LIBRARY={named} says to look there: name the folder that holds libassay.so, or unset it"
+
+
 def _load(file: str, functions: dict[str, tuple[Any, list[Any]]]) -> ctypes.CDLL:
     tried = []
     for folder in _folders():
@@ -215,13 +223,17 @@ def _load(file: str, functions: dict[str, tuple[Any, list[Any]]]) -> ctypes.CDLL
             try:
                 library = ctypes.CDLL(str(path))
             except OSError as error:
-                raise MachineError(f"cannot load {path}: {error}") from None
+                raise MachineError(f"cannot load {path}: {error}" + _named()) from None
             for name, (result, arguments) in functions.items():
-                function = getattr(library, name)
+                function = getattr(library, name, None)
+                if function is None:
+                    raise MachineError(f"{path} has no {name}: it is of another version than this package" + _named())
                 function.restype = result
                 function.argtypes = arguments
             return library
         tried.append(str(path))
+    if _named():
+        raise MachineError(f"{file} not found at {tried[0]}" + _named())
     raise MachineError(
         f"{file} not found (looked at {', '.join(tried)}); install the package with pip, run `make build` in the "
         "checkout, or set ASSAY_LIBRARY to the folder that holds it"

@@ -79,6 +79,14 @@ def test_ACallThatWritesAllIsSilent(run):
     assert [e.meta["audit"] for e in outcome.events] == ["before", "after"]
 
 
+def test_AnArgumentThatTheCallableDoesNotHaveIsNotFound(run):
+    main = "import torch, lib\nprint(lib.fill(torch.ones(2, 2), torch.zeros(2, 2), 1).sum())\n"
+    outcome = run({"lib.py": LIBRARY, "main.py": main}, "--probes", "audit:lib.fill:outptu")
+    assert outcome.out == "tensor(4.)\n"
+    assert outcome.notes["audit:lib.fill:outptu", "not found"][1] == "lib.fill has no argument outptu; nearest: output"
+    assert ("audit:lib.fill:outptu", "attached") not in outcome.notes
+
+
 def test_ElementsOfOneByteAreNotFilled(run):
     """Any byte may be a result."""
     main = """

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .calls import Call
+from .calls import Call, signature
 from .output_buffer import FilledBuffer, is_another, ranges, unfit
-from .probes import Probe
+from .probes import NotFoundError, Probe, nearest
 
 if TYPE_CHECKING:
     from .session import Session
@@ -47,7 +47,9 @@ def audit(
     site = target.replace(":", ".") + f".{output}"
     text = label or f"audit:{target}:{output}"
     auditor = _Auditor(session, text, (target, output), site, name, view)
-    return session.wrap(target, around=auditor.around, required=required, label=text, requested=requested)
+    return session.wrap(
+        target, around=auditor.around, required=required, label=text, requested=requested, fits=auditor.has_output
+    )
 
 
 class _Auditor:
@@ -62,6 +64,16 @@ class _Auditor:
         self.name = name
         self.view = view
         self._noted: set[str] = set()
+
+    def has_output(self, function: Any) -> None:
+        """NotFoundError when no call of the function has the audited argument."""
+        try:
+            known = signature(function).parameters
+        except (TypeError, ValueError):
+            return  # a built-in: its calls tell
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
+        if self.output not in known and not takes_any:
+            raise NotFoundError(f"{self.place[0]} has no argument {self.output}{nearest(self.output, known)}")
 
     def around(self, call: Call, run: Callable[[], Any]) -> None:
         trace = self.session.trace()

@@ -286,18 +286,22 @@ class Session:
         absent_reason: str | None = None,
         label: str | None = None,
         requested: bool = False,
+        fits: Callable[[Any], None] | None = None,
     ) -> Probe:
         """Observes a callable, "pkg.mod:Class.method" or "pkg.mod:function", once its module is imported.
 
         before(call): ahead of the call, arguments as they went in. after(call, result): behind it. around(call, run): for
         what must hold during the call; run() makes it and gives its result, which is the host's whatever around does.
         required: False when it may be missing in some versions. absent_reason: what a missing symbol means.
+        fits(function): raises NotFoundError for a callable that is there and cannot be observed so.
         """
         probe = self._new_probe(label or f"call:{target}", requested, required, absent_reason)
         listener = calls.Listener(probe, before, after, around)
 
         def put(module: ModuleType, path: str) -> None:
             place = targets.resolve(module, path)
+            if fits is not None:
+                fits(place.function)
             later = calls.runs_later(place.function) if around is not None else ""
             if later:
                 raise TypeError(f"{path} is {later}: its body runs behind the call, so nothing can hold meanwhile")
