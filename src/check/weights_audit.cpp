@@ -81,7 +81,11 @@ Result<WeightsResult> AuditWeights(const WeightSource& source, const Trace* trac
         {-1, WeightBad(CanonicalWeightName(problem.name), problem.cls, "weights: format", 0.95, {problem.what})});
   }
   CheckScales(source, result.weights, &found);
-  CheckStructure(source, result.weights, &found, &result.notes);
+  for (const WeightProblem& wrong : options.mismatches) {
+    found.push_back(
+        {-1, WeightBad(CanonicalWeightName(wrong.name), wrong.cls, "weights: against config", 0.95, {wrong.what})});
+  }
+  CheckStructure(source, result.weights, options, &found, &result.notes);
   if (trace != nullptr) {
     result.with_trace = true;
     CheckMemory(source, *trace, options, &result, &found);

@@ -49,6 +49,10 @@ struct MemoryCheck {
 struct WeightsOptions {
   std::string only;  // glob over checkpoint names; empty: all
   int threads = 0;   // 0: all cores
+  // The configuration is one that the runtime reads, and this is what of the checkpoint does not fit it (missing,
+  // unexpected, other shapes). Without it only whole layers and the head are missed.
+  bool held_against_config = false;
+  std::vector<WeightProblem> mismatches;
 };
 
 struct WeightsResult {
@@ -78,7 +82,7 @@ WeightAudit MeasureWeight(const Weight& weight);
 // Each appends to `found` (and `notes`) and never removes; none of them fails: what cannot be judged becomes a note.
 void CheckScales(const WeightSource& source, const std::vector<WeightAudit>& weights,
                  std::vector<WeightFinding>* found);
-void CheckStructure(const WeightSource& source, const std::vector<WeightAudit>& weights,
+void CheckStructure(const WeightSource& source, const std::vector<WeightAudit>& weights, const WeightsOptions& options,
                     std::vector<WeightFinding>* found, std::vector<std::string>* notes);
 void CheckMemory(const WeightSource& source, const Trace& trace, const WeightsOptions& options, WeightsResult* result,
                  std::vector<WeightFinding>* found);

@@ -134,7 +134,7 @@ void CheckScales(const WeightSource& source, const std::vector<WeightAudit>& wei
 }
 
 // Holes, duplicates, sizes out of line, and heads whose tie the configuration leaves open.
-void CheckStructure(const WeightSource& source, const std::vector<WeightAudit>& weights,
+void CheckStructure(const WeightSource& source, const std::vector<WeightAudit>& weights, const WeightsOptions& options,
                     std::vector<WeightFinding>* found, std::vector<std::string>* notes) {
   FindDuplicates(weights, found);
   CompareKinds(weights, found);
@@ -159,7 +159,7 @@ void CheckStructure(const WeightSource& source, const std::vector<WeightAudit>& 
   } else {
     for (int64_t l = 0; l < n_layers; ++l) {
       const std::string name = "layers." + std::to_string(l) + ".";
-      if (layers.count(l) == 0) {
+      if (!options.held_against_config && layers.count(l) == 0) {
         add(name + "input_layernorm.weight", "the configuration has " + std::to_string(n_layers) +
                                                  " layers, the checkpoint has nothing of layer " + std::to_string(l));
       }
@@ -172,7 +172,8 @@ void CheckStructure(const WeightSource& source, const std::vector<WeightAudit>& 
   std::string where;
   const bool tied = IsTied(source, &where);
   const Weight *head = source.find("lm_head.weight"), *embedding = source.find("model.embed_tokens.weight");
-  if (whole && head == nullptr && !tied && ConfigKey(source, "tie_word_embeddings") != nullptr) {
+  if (whole && !options.held_against_config && head == nullptr && !tied &&
+      ConfigKey(source, "tie_word_embeddings") != nullptr) {
     add("lm_head.weight",
         "there is no lm_head in the checkpoint and the configuration does not tie it to the embedding");
   }

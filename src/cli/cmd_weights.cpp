@@ -12,6 +12,8 @@
 #include "check/weights_audit.h"
 #include "cli/commands.h"
 #include "cli/exit_codes.h"
+#include "model/config.h"
+#include "model/weights_match.h"
 #include "quant/export.h"
 #include "quant/weight_source.h"
 #include "report/text_table.h"
@@ -50,6 +52,25 @@ Status OutsideCheckpoint(const std::string& file, const std::string& checkpoint)
   return Status::Usage("--decode: " + file + " lies beside the checkpoint's files and exists; name another file");
 }
 
+// Names and shapes against the configuration, as far as it is one that the runtime reads. A part of a model lacks
+// nothing.
+void HoldAgainst(const WeightSource& source, WeightsOptions* audit, std::vector<std::string>* notes) {
+  if (source.config().is_null()) return notes->push_back("no configuration: names and shapes are not judged");
+  const Result<ModelConfig> config = ParseModelConfig(WriteJson(source.config(), -1), source.config_file());
+  if (!config.ok()) {
+    return notes->push_back("names and shapes are not held against the configuration: " + config.status().message());
+  }
+  audit->held_against_config = true;
+  std::vector<std::string> left_out;  // the audit has its own words for it
+  const bool whole = source.find(kEmbedding) != nullptr && source.find(kFinalNorm) != nullptr;
+  for (WeightMismatch& wrong : HoldAgainstConfig(source, *config, &left_out)) {
+    const std::string& name = wrong.problem.name;
+    if ((wrong.missing && !whole) || FindProblem(source, name) != nullptr) continue;
+    if (!audit->only.empty() && ::fnmatch(audit->only.c_str(), name.c_str(), 0) != 0) continue;
+    audit->mismatches.push_back(std::move(wrong.problem));
+  }
+}
+
 Status Weights(const Options& options, int* exit_code) {
   ASSAY_ASSIGN_OR_RETURN(const auto source, WeightSource::Open(options.checkpoint));
   const auto chosen = [&](const WeightPtr& weight) {
@@ -70,7 +91,10 @@ Status Weights(const Options& options, int* exit_code) {
   WeightsOptions audit;
   audit.only = options.only;
   audit.threads = options.threads;
-  ASSAY_ASSIGN_OR_RETURN(const WeightsResult result, AuditWeights(*source, trace.get(), audit));
+  std::vector<std::string> notes;
+  HoldAgainst(*source, &audit, &notes);
+  ASSAY_ASSIGN_OR_RETURN(WeightsResult result, AuditWeights(*source, trace.get(), audit));
+  result.notes.insert(result.notes.end(), notes.begin(), notes.end());
   const std::string text = options.json ? WriteJson(WeightsJson(result, options.checkpoint, options.trace)) + "\n"
                                         : Printable(WeightsText(result, options.all), true);
   std::fputs(text.c_str(), stdout);

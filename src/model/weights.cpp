@@ -1,68 +1,14 @@
 #include "model/weights.h"
 
-#include <charconv>
 #include <exception>
-#include <set>
-#include <string_view>
 
 #include "model/layer_names.h"
+#include "model/weights_match.h"
 
 namespace assay {
 namespace {
 
-constexpr const char* kEmbedding = "model.embed_tokens.weight";
-constexpr const char* kFinalNorm = "model.norm.weight";
-constexpr const char* kHead = "lm_head.weight";
-
-// What the config wants, for messages.
-std::string Asked(const TensorPart& part) { return "\"" + part.name + "\" of shape " + ShapeText(part.shape); }
-
-// Where a weight is stored, for messages: "FILE: tensor "NAME" at offset N".
-std::string Stored(const Weight& weight) {
-  const CheckpointTensor& tensor = *weight.stored().front().tensor;
-  return tensor.file + ": tensor \"" + tensor.name + "\" at offset " + std::to_string(tensor.file_offset);
-}
-
-// The weight of a part, held against the shape the config asks for.
-Result<const Weight*> Find(const WeightSource& source, const TensorPart& part) {
-  const Weight* weight = source.find(part.name);
-  if (weight == nullptr) {
-    for (const WeightProblem& problem : source.problems()) {
-      if (problem.name == part.name) return Status::BadInput(problem.what);
-    }
-    return Status::BadInput(source.path() + ": tensor " + Asked(part) + " is missing; the config asks for it");
-  }
-  if (weight->shape() != part.shape) {
-    return Status::BadInput(Stored(*weight) + " has shape " + ShapeText(weight->shape()) + ", the config asks for " +
-                            ShapeText(part.shape));
-  }
-  // Integers are no weights of a model without their scales.
-  const CheckpointTensor& tensor = *weight->stored().front().tensor;
-  if (!weight->quantised() && tensor.dtype != DType::kInvalid &&
-      (!IsFloat(tensor.dtype) || BitsOf(tensor.dtype) < 16)) {
-    return Status::BadInput(Stored(*weight) +
-                            ": weights are read as bf16, f16, f32, f64 or in a quantised format, this " + "one is " +
-                            std::string(NameOf(tensor.dtype)) + " without scales");
-  }
-  return weight;
-}
-
 // ---- Visitors of layer_names.h ---------------------------------------------------------------------------------
-
-// Presence, shape and dtype of everything; remembers the names.
-class Checker {
- public:
-  Checker(const WeightSource& source, std::set<std::string, std::less<>>* used) : source_(source), used_(used) {}
-  template <class Target>
-  Status Visit(const TensorPart& part, Target*) {
-    used_->insert(part.name);
-    return Find(source_, part).status();
-  }
-
- private:
-  const WeightSource& source_;
-  std::set<std::string, std::less<>>* used_;
-};
 
 // Decodes into the visited member.
 class Loader {
@@ -77,7 +23,7 @@ class Loader {
   }
   template <class T>
   Status Visit(const TensorPart& part, std::vector<T>* target) {
-    ASSAY_ASSIGN_OR_RETURN(const Weight* weight, Find(source_, part));
+    ASSAY_ASSIGN_OR_RETURN(const Weight* weight, FindPart(source_, part));
     target->resize(static_cast<size_t>(part.rows * part.cols));
     // Parts are whole rows; a vector is one.
     if (!target->empty()) weight->Decode(part.offset_elems / weight->cols(), part.rows, target->data());
@@ -108,16 +54,6 @@ auto Guarded(const std::string& what, F&& load) -> decltype(load()) {
   }
 }
 
-// The layer of "model.layers.N.…", or -1.
-int64_t LayerOf(std::string_view name) {
-  constexpr std::string_view kPrefix = "model.layers.";
-  if (name.substr(0, kPrefix.size()) != kPrefix) return -1;
-  int64_t layer = -1;
-  const char* end = name.data() + name.size();
-  const auto [stop, error] = std::from_chars(name.data() + kPrefix.size(), end, layer);
-  return error == std::errc() && stop != end && *stop == '.' ? layer : -1;
-}
-
 }  // namespace
 
 struct WeightStore::Impl {
@@ -128,58 +64,9 @@ struct WeightStore::Impl {
 
   // Everything before anything is decoded: a run must not end at layer 60 for a tensor that the file never had.
   Status Check() {
-    std::set<std::string, std::less<>> used;
-    Checker checker(*source, &used);
-    std::vector<float>* const unused = nullptr;
-    const int64_t h = config.hidden_size, vocab = config.vocab_size;
-    ASSAY_RETURN_IF_ERROR(checker.Visit(WholeMatrix(kEmbedding, vocab, h), unused));
-    ASSAY_RETURN_IF_ERROR(checker.Visit(WholeVector(kFinalNorm, h), unused));
-    if (!config.tie_word_embeddings) ASSAY_RETURN_IF_ERROR(checker.Visit(WholeMatrix(kHead, vocab, h), unused));
-    for (int64_t l = 0; l < config.n_layers; ++l) {
-      fused.push_back(HasFusedExperts(*source, l) ? 1 : 0);
-      LayerWeights<float> none;
-      ASSAY_RETURN_IF_ERROR(VisitLayer(config, l, fused.back() != 0, true, &none, checker));
-    }
-    return CheckUnused(used);
-  }
-
-  // A tensor that no part of the config asks for is either left out for a reason that can be named, or an error: a
-  // bias or a norm that goes unused would make every result wrong.
-  Status CheckUnused(const std::set<std::string, std::less<>>& used) {
-    // beyond: draft layers (MTP), which follow the decoder's in numbering.
-    int64_t beyond = 0, indexer = 0, scales = 0;
-    for (const WeightPtr& weight : source->weights()) {
-      const std::string& name = weight->name();
-      if (used.count(name) != 0) continue;
-      if (LayerOf(name) >= config.n_layers) {
-        ++beyond;
-      } else if (config.family == Family::kGlmMoeDsa && name.find(".self_attn.indexer.") != std::string::npos) {
-        ++indexer;
-      } else if (name == kHead && config.tie_word_embeddings) {
-        notes.push_back("lm_head.weight is in the checkpoint but the config ties it to the embedding, which is used");
-      } else {
-        return Status::BadInput(Stored(*weight) + " has no place in a " + config.model_type +
-                                " model with this config (a bias or norm that the config does not mention?)");
-      }
-    }
-    // Not weights: scales of activations and caches, rotary tables (recomputed from the config). Anything else would
-    // make every result wrong.
-    for (const std::string& name : source->others()) {
-      if (name.find("rotary_emb.inv_freq") != std::string::npos || LayerOf(name) >= config.n_layers) continue;
-      if (name.find("_scale") != std::string::npos) {
-        ++scales;
-        continue;
-      }
-      return Status::BadInput(source->path() + ": tensor \"" + name + "\" has no place in a " + config.model_type +
-                              " model with this config");
-    }
-    if (scales > 0)
-      notes.push_back(std::to_string(scales) + " scales of activations are left out: arithmetic is not quantised");
-    if (beyond > 0) {
-      notes.push_back(std::to_string(beyond) + " tensors of layers beyond num_hidden_layers = " +
-                      std::to_string(config.n_layers) + " are left out");
-    }
-    if (indexer > 0) notes.push_back(std::to_string(indexer) + " tensors of the sparse-attention indexer are left out");
+    const std::vector<WeightMismatch> wrong = HoldAgainstConfig(*source, config, &notes);
+    if (!wrong.empty()) return Status::BadInput(wrong.front().problem.what);
+    for (int64_t l = 0; l < config.n_layers; ++l) fused.push_back(HasFusedExperts(*source, l) ? 1 : 0);
     return {};
   }
 };
@@ -263,7 +150,7 @@ Result<EndWeights<T>> WeightStore::LoadEnd() const {
 template <class T>
 Result<Matrix<T>> WeightStore::LoadEmbedding(const std::vector<int64_t>& ids) const {
   const int64_t h = impl_->config.hidden_size, vocab = impl_->config.vocab_size;
-  ASSAY_ASSIGN_OR_RETURN(const Weight* weight, Find(*impl_->source, WholeMatrix(kEmbedding, vocab, h)));
+  ASSAY_ASSIGN_OR_RETURN(const Weight* weight, FindPart(*impl_->source, WholeMatrix(kEmbedding, vocab, h)));
   return Guarded("embedding rows", [&]() -> Result<Matrix<T>> {
     Matrix<T> rows;
     rows.rows = static_cast<int64_t>(ids.size());

@@ -1,6 +1,7 @@
 #include "quant/weight_source.h"
 
 #include <dirent.h>
+#include <fnmatch.h>
 
 #include <algorithm>
 
@@ -176,6 +177,13 @@ const Weight* WeightSource::find(std::string_view name) const {
   const auto at = std::lower_bound(impl_->weights.begin(), impl_->weights.end(), name,
                                    [](const WeightPtr& w, std::string_view n) { return w->name() < n; });
   return at != impl_->weights.end() && (*at)->name() == name ? at->get() : nullptr;
+}
+
+const WeightProblem* FindProblem(const WeightSource& source, const std::string& name) {
+  for (const WeightProblem& problem : source.problems()) {
+    if (::fnmatch(problem.name.c_str(), name.c_str(), 0) == 0) return &problem;
+  }
+  return nullptr;
 }
 
 // Multimodal checkpoints put their language model under one of several prefixes.

@@ -57,6 +57,10 @@ class WeightSource {
   std::unique_ptr<Impl> impl_;
 };
 
+// What kept the weight `name` from being one; nullptr: nothing. A problem of experts that lie together
+// ("….experts.*.up_proj.weight") is one of each.
+const WeightProblem* FindProblem(const WeightSource& source, const std::string& name);
+
 // The name under which a trace has a weight: "layers.3.mlp.down_proj.weight" for
 // "model.layers.3.mlp.down_proj.weight", self_attn as attn, "lm_head.weight", "embed_tokens.weight", "norm.weight".
 std::string CanonicalWeightName(std::string_view checkpoint_name);

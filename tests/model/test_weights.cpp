@@ -7,6 +7,7 @@
 #include <map>
 
 #include "model/weights.h"
+#include "model/weights_match.h"
 
 namespace assay {
 namespace {
@@ -320,6 +321,29 @@ TEST(ShippedModelWeights, EveryLayerLoads) {
     ASSERT_TRUE(layer.ok()) << layer.status().message();
     EXPECT_EQ(layer->experts.size(), config->is_moe(l) ? 8u : 0u);
   }
+}
+
+TEST_F(Weights, AllThatDoesNotFitIsCollectedUpToALimit) {
+  AddMla();
+  shapes_.erase("model.layers.0.self_attn.kv_a_layernorm.weight");
+  shapes_.erase("model.layers.1.mlp.experts.2.up_proj.weight");
+  shapes_["model.layers.0.mlp.up_proj.weight"] = {4, 3};
+  shapes_["model.extra"] = {2};
+  ASSERT_FALSE(OpenWith(kMla).ok());  // writes the file too
+  const auto checkpoint = Checkpoint::Open(path_);
+  ASSERT_TRUE(checkpoint.ok());
+  const auto source = WeightSource::FromCheckpoint(*checkpoint, nullptr);
+  std::vector<std::string> notes, seen;
+  for (const WeightMismatch& wrong : HoldAgainstConfig(*source, *ParseModelConfig(kMla, "config.json"), &notes)) {
+    seen.push_back(wrong.problem.cls + (wrong.missing ? " missing " : " ") + wrong.problem.name);
+  }
+  EXPECT_EQ(seen,
+            (std::vector<std::string>{"LOAD missing model.layers.0.self_attn.kv_a_layernorm.weight",
+                                      "Q-LAYOUT model.layers.0.mlp.up_proj.weight",
+                                      "LOAD missing model.layers.1.mlp.experts.2.up_proj.weight", "LOAD model.extra"}));
+  const auto forged = ParseModelConfig(kMla, "config.json", {"n_routed_experts=60000"});
+  ASSERT_TRUE(forged.ok()) << forged.status().message();
+  EXPECT_EQ(HoldAgainstConfig(*source, *forged, &notes).size(), 1000u);
 }
 
 }  // namespace
