@@ -13,6 +13,9 @@ namespace {
 
 // Typical sizes of a kind of weight may differ by this between layers; beyond it a scale is off by many binades.
 constexpr double kAbsurdRatio = 1e4;
+// A block's largest element is seldom beyond this many times that of the middle block of the same weight. Small scales
+// say nothing: a block of tiny weights has one.
+constexpr double kAbsurdScale = 1024;
 
 // "3 of 4096".
 std::string Count(uint64_t n, uint64_t of) { return std::to_string(n) + " of " + std::to_string(of); }
@@ -53,6 +56,38 @@ bool WantsPowersOfTwo(const WeightSource& source) {
   const Json* quant = ConfigKey(source, "quantization_config");
   const Json* format = quant == nullptr ? nullptr : FindKey(*quant, "scale_fmt");
   return format != nullptr && format->is_string() && format->get<std::string>() == "ue8m0";
+}
+
+// The largest scale under which something is not 0, held against the median of the weight's own scales: a block of
+// zeros may have any scale. Read only where the largest of all is that far off.
+void CheckLargestScale(const WeightAudit& audit, std::vector<WeightFinding>* found) {
+  const ScaleStats& s = audit.scales;
+  if (s.nonfinite > 0 || s.negative > 0 || !(s.median > 0) || s.max <= kAbsurdScale * s.median) return;
+  const Weight& weight = *audit.weight;
+  double top = 0, used = 0;  // scales with the global one, which drops out of used / top
+  int64_t row = 0, col = 0;
+  WeightParts parts;
+  for (int64_t r = 0; r < weight.rows(); ++r) {
+    weight.Parts(r, &parts);
+    for (size_t c = 0; c < parts.scale.size(); ++c) {
+      top = std::max(top, parts.scale[c]);
+      if (parts.scale[c] > used && parts.code[c] != parts.zero[c]) {
+        used = parts.scale[c], row = r, col = static_cast<int64_t>(c);
+      }
+    }
+  }
+  if (!(top > 0) || !std::isfinite(top)) return;
+  const double largest = s.max * (used / top), ratio = largest / s.median;
+  if (ratio <= kAbsurdScale) return;
+  FirstBad bad = WeightBad(
+      audit.canonical, fault_class::kQScale, "weights: scales", 0.8,
+      {"the scale at row " + std::to_string(row) + ", column " + std::to_string(col) + " is " + NumberText(largest) +
+       ", the median of the " + std::to_string(s.count) + " of this weight is " + NumberText(s.median)});
+  bad.constant = "scale / median of the weight";
+  bad.constant_value = bad.measured = ratio;
+  bad.bound = kAbsurdScale;
+  bad.bound_basis = "scales of one weight are seldom above this many times their median";
+  found->push_back({-1, std::move(bad)});
 }
 
 // Equal bytes under two names of one kind, where the values are no mere constant.
@@ -127,8 +162,12 @@ void CheckScales(const WeightSource& source, const std::vector<WeightAudit>& wei
       const double value = DecodeBits(LoadBits(global->tensor->data, 0, global->tensor->dtype), global->tensor->dtype);
       if (!(value > 0) || !std::isfinite(value)) add(fault_class::kQScale, "the global scale is " + NumberText(value));
     }
+    CheckLargestScale(audit, found);
     if (s.nan + s.inf > 0 && scales.nonfinite == 0) {
-      add(fault_class::kLoad, Count(s.nan + s.inf, s.count) + " elements are NaN or infinite");
+      // The codes of ggml's blocks are finite: what is not comes from the scales beside them.
+      const bool blocks = audit.weight->part("blocks") != nullptr;
+      add(blocks ? fault_class::kQScale : fault_class::kLoad,
+          Count(s.nan + s.inf, s.count) + " elements are NaN or infinite" + (blocks ? ": their scales are" : ""));
     }
   }
 }

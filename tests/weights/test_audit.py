@@ -225,3 +225,44 @@ def test_checkpoint_alone(fault: str, expected: str | None, tmp_path: pathlib.Pa
     found = [f["first_bad"] for f in result["findings"]]
     assert [f["class"] for f in found] == ([] if expected is None else [expected]), found
     assert expected is None or found[0]["name"] == "layers.1.mlp.down_proj.weight"
+
+
+@pytest.mark.parametrize(
+    "name, parts",
+    [("layers.3.attn.fused_qkv_a_proj_with_mqa.weight", ["self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"]),
+     ("layers.3.mlp.gate_up_proj.weight", ["mlp.gate_proj", "mlp.up_proj"])],
+)  # fmt: skip
+def test_fused_by_their_name_alone(name: str, parts: list[str], tmp_path: pathlib.Path) -> None:
+    rng = np.random.default_rng(9)
+    stored = [nx.bf16(rng.standard_normal((12, 16))) for _ in parts]
+    for order in (1, -1):
+        folder = tmp_path / f"order{order}"
+        with Writer(folder) as rec:
+            tensors = {f"model.layers.3.{p}.weight": ck.raw_bf16(x) for p, x in zip(parts, stored)}
+            rec.files = ck.folder(tensors, {"model_type": "deepseek_v3"})
+            hold(rec, name, np.concatenate(stored[::order]))
+        result = audit(folder)[1]
+        assert result["memory"][0]["checkpoint"] == " + ".join(f"model.layers.3.{p}.weight" for p in parts)
+        assert (first(result)["class"] if result["findings"] else None) == (None if order == 1 else "LOAD")
+
+
+@pytest.mark.parametrize("fault, says", [("none", ""), ("replica", "both claim the same shard"), ("shard", "they claim different shards")])
+def test_ranks_without_a_checkpoint_of_their_tensor(fault: str, says: str, tmp_path: pathlib.Path) -> None:
+    """Nothing in the checkpoint has the name: ranks are held against each other alone."""
+    rng = np.random.default_rng(10)
+    whole = nx.bf16(rng.standard_normal((8, 16)))
+    with Writer(tmp_path) as rec:
+        rec.world_size = 2
+        rec.files = ck.folder({"model.layers.0.mlp.down_proj.weight": ck.raw_bf16(whole)}, {"model_type": "llama"})
+        for rank in range(2):
+            replica = whole + (1 if fault == "replica" and rank == 1 else 0)
+            hold(rec, "layers.0.attn.unheard_a.weight", replica, rank=rank)
+            take = 0 if fault == "shard" else rank
+            hold(rec, "layers.0.attn.unheard_b.weight", np.split(whole, 2)[take], rank=rank, meta={"shard_axis": 0}, shard=Shard(rank, 2, 0, 16))
+        hold(rec, "layers.0.mlp.down_proj.weight", whole)
+    result = audit(tmp_path)[1]
+    if fault == "none":
+        assert not result["findings"]
+    else:
+        assert [f["first_bad"]["name"][-8] for f in result["findings"]] == ["a" if fault == "replica" else "b"]
+        assert first(result)["class"] == "TP-SHARD" and first(result)["ranks"] == [1] and says in first(result)["evidence"][0]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from cases.generators import checkpoint as ck
+from cases.generators.kvscale import e4m3
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ASSAY = os.environ.get("ASSAY_BINARY", str(ROOT / "build" / "assay"))
@@ -110,3 +111,80 @@ def test_a_part_of_a_model_lacks_nothing_but_its_shapes_are_held(tmp_path: pathl
 def test_a_configuration_of_an_unknown_family_is_said(tmp_path: pathlib.Path) -> None:
     found, notes = audit(tmp_path, model(), CONFIG | {"model_type": "unheard_of"})
     assert found == [] and any("not held against the configuration" in note for note in notes)
+
+
+def float8(scale: np.ndarray, code: np.ndarray | None = None) -> dict[str, Any]:
+    """64 x 128 codes in blocks of 32 x 32."""
+    code = e4m3(np.random.default_rng(13).standard_normal((64, 128)) * 40) if code is None else code
+    stem = "model.layers.0.mlp.down_proj.weight"
+    return {stem: ck.raw_e4m3(code), stem + "_scale_inv": scale.astype(np.float32)}
+
+
+FLOAT8 = {"model_type": "deepseek_v3", "quantization_config": {"quant_method": "fp8", "weight_block_size": [32, 32]}}
+
+
+@pytest.mark.parametrize("factor, finds", [(1.0, False), (100.0, False), (1e4, True), (1e-6, False)])
+def test_scale_far_above_the_others_of_its_weight(factor: float, finds: bool, tmp_path: pathlib.Path) -> None:
+    scale = np.random.default_rng(14).uniform(0.01, 0.03, (2, 4))
+    scale[1, 2] *= factor
+    found, _ = audit(tmp_path, float8(scale), FLOAT8)
+    assert [(f["name"], f["class"]) for f in found] == ([("layers.0.mlp.down_proj.weight", "Q-SCALE")] if finds else [])
+    if finds:
+        assert "row 32, column 64" in found[0]["evidence"][0]
+        assert found[0]["constant"]["value"] == pytest.approx(np.float32(scale[1, 2]) / np.sort(scale.ravel())[4], rel=1e-5)
+
+
+def test_scale_of_a_block_of_zeros_may_be_anything(tmp_path: pathlib.Path) -> None:
+    scale = np.full((2, 4), 1e-4)
+    scale[0, 1] = 1.0
+    code = e4m3(np.random.default_rng(15).standard_normal((64, 128)) * 40)
+    code[:32, 32:64] = 0
+    assert audit(tmp_path, float8(scale, code), FLOAT8)[0] == []
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, np.inf])
+def test_global_scale_that_is_not_positive(value: float, tmp_path: pathlib.Path) -> None:
+    rng, stem = np.random.default_rng(16), "model.layers.0.mlp.down_proj."
+    tensors = {
+        stem + "weight": rng.integers(0, 256, (8, 16), np.uint8),
+        stem + "weight_scale": ck.raw_e4m3(np.ones((8, 2))),
+        stem + "weight_scale_2": np.array(value, np.float32),
+    }
+    found, _ = audit(tmp_path, tensors, {"model_type": "llama", "quantization_config": {"quant_method": "modelopt"}})
+    assert found[0]["class"] == "Q-SCALE" and "the global scale is" in found[0]["evidence"][0]
+
+
+def test_elements_that_are_not_finite(tmp_path: pathlib.Path) -> None:
+    tensors = model()
+    tensors[MLP + "up_proj.weight"][3, 5] = np.nan
+    tensors["model.layers.1.self_attn.o_proj.weight"][0, 0] = np.inf
+    found, _ = audit(tmp_path, tensors, CONFIG)
+    assert [(f["name"], f["class"]) for f in found] == [("layers.0.mlp.up_proj.weight", "LOAD"), ("layers.1.attn.o_proj.weight", "LOAD")]
+    assert all("1 of " in f["evidence"][0] for f in found)
+
+
+@pytest.mark.parametrize("factor, finds", [(1e3, False), (1e5, True), (1e-5, True)])
+def test_size_unlike_that_of_its_kind(factor: float, finds: bool, tmp_path: pathlib.Path) -> None:
+    tensors = model()
+    tensors[EXPERT + "up_proj.weight"] *= np.float32(factor)
+    found, _ = audit(tmp_path, tensors, CONFIG)
+    assert [f["name"] for f in found] == (["layers.1.mlp.experts.3.up_proj.weight"] if finds else [])
+    assert not finds or found[0]["constant"]["value"] == pytest.approx(factor, rel=0.5)
+
+
+@pytest.mark.parametrize("head", ["absent", "equal", "different"])
+def test_head_that_is_tied(head: str, tmp_path: pathlib.Path) -> None:
+    tensors = model()
+    if head == "absent":
+        del tensors["lm_head.weight"]
+    if head == "equal":
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    found, _ = audit(tmp_path, tensors, CONFIG | {"tie_word_embeddings": True})
+    assert [(f["name"], f["class"]) for f in found] == ([("lm_head.weight", "LOAD")] if head == "different" else [])
+
+
+@pytest.mark.parametrize("drop, name", [(".layers.1.", "layers.1.input_layernorm.weight"), ("lm_head", "lm_head.weight")])
+def test_whole_layer_or_head_is_missed_in_unknown_families_too(drop: str, name: str, tmp_path: pathlib.Path) -> None:
+    tensors = {n: x for n, x in model().items() if drop not in n}
+    found, _ = audit(tmp_path, tensors, CONFIG | {"model_type": "unheard_of"})
+    assert [(f["name"], f["class"]) for f in found] == [(name, "LOAD")]
