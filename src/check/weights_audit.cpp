@@ -76,9 +76,19 @@ Result<WeightsResult> AuditWeights(const WeightSource& source, const Trace* trac
   }
 
   std::vector<WeightFinding> found;
+  uint64_t unread = 0;
+  std::string first_unread;
   for (const WeightProblem& problem : source.problems()) {
+    if (problem.cls.empty()) {
+      if (++unread == 1) first_unread = problem.what;
+      continue;
+    }
     found.push_back(
         {-1, WeightBad(CanonicalWeightName(problem.name), problem.cls, "weights: format", 0.95, {problem.what})});
+  }
+  if (unread > 0) {
+    result.notes.push_back(std::to_string(unread) +
+                           " tensors are of formats that are not decoded and were not judged: " + first_unread);
   }
   CheckScales(source, result.weights, &found);
   for (const WeightProblem& wrong : options.mismatches) {

@@ -11,6 +11,7 @@
 #include <system_error>
 #include <vector>
 
+#include "base/files.h"
 #include "base/version.h"
 #include "cli/commands.h"
 #include "cli/exit_codes.h"
@@ -246,6 +247,18 @@ Result<ModelConfig> ConfigOf(const WeightSource& source, const Arguments& a) {
   return ParseModelConfig(WriteJson(source.config(), -1), source.config_file(), a.overrides);
 }
 
+// The tokenizer of a GGUF model is a tokenizer.json beside the file; the one inside is not read.
+Result<std::unique_ptr<Tokenizer>> TokenizerOf(const WeightSource& source, const std::string& model) {
+  if (!source.is_gguf()) return Tokenizer::Load(model);
+  const std::filesystem::path path(model);
+  std::string folder = IsDirectory(model) ? model : path.has_parent_path() ? path.parent_path().string() : ".";
+  if (!FileExists(folder + "/tokenizer.json")) {
+    return Status::BadInput(source.config_file() +
+                            ": no tokenizer.json beside it, and its own is not read; give --tokens");
+  }
+  return Tokenizer::Load(folder);
+}
+
 // Text chosen from NaN looks like any other.
 void WarnOfNonsense(const RunStats& stats, bool traced) {
   if (stats.nonsense_choices == 0) return;
@@ -266,7 +279,7 @@ Status Reference(const Arguments& a) {
   ASSAY_ASSIGN_OR_RETURN(const ModelConfig config, ConfigOf(*source, a));
   std::unique_ptr<Tokenizer> tokenizer;
   // A checkpoint without a tokenizer still runs by ids; the error is kept for the prompt that would have needed it.
-  auto loaded = Tokenizer::Load(a.model);
+  auto loaded = TokenizerOf(*source, a.model);
   if (loaded.ok()) tokenizer = std::move(loaded).value();
   ASSAY_ASSIGN_OR_RETURN(const std::vector<PromptInput> prompts, Prompts(a, tokenizer.get(), loaded.status()));
   ASSAY_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(std::move(source), config, options));

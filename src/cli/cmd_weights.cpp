@@ -65,6 +65,7 @@ void HoldAgainst(const WeightSource& source, WeightsOptions* audit, std::vector<
   const bool whole = source.find(kEmbedding) != nullptr && source.find(kFinalNorm) != nullptr;
   for (WeightMismatch& wrong : HoldAgainstConfig(source, *config, &left_out)) {
     const std::string& name = wrong.problem.name;
+    if (name == "rope_freqs.weight") continue;  // GGUF's factors of RoPE frequencies: no key says whether they belong
     if ((wrong.missing && !whole) || FindProblem(source, name) != nullptr) continue;
     if (!audit->only.empty() && ::fnmatch(audit->only.c_str(), name.c_str(), 0) != 0) continue;
     audit->mismatches.push_back(std::move(wrong.problem));
@@ -73,6 +74,14 @@ void HoldAgainst(const WeightSource& source, WeightsOptions* audit, std::vector<
 
 Status Weights(const Options& options, int* exit_code) {
   ASSAY_ASSIGN_OR_RETURN(const auto source, WeightSource::Open(options.checkpoint));
+  if (source->weights().empty()) {  // nothing to judge is no success
+    const auto& problems = source->problems();
+    const auto wrong = [](const WeightProblem& problem) { return !problem.cls.empty(); };
+    if (problems.empty()) return Status::BadInput(options.checkpoint + ": holds no weights");
+    if (std::none_of(problems.begin(), problems.end(), wrong)) {
+      return Status::BadInput(options.checkpoint + ": no weight is of a format that is decoded: " + problems[0].what);
+    }
+  }
   const auto chosen = [&](const WeightPtr& weight) {
     return ::fnmatch(options.only.c_str(), weight->name().c_str(), 0) == 0;
   };

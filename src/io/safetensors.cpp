@@ -372,6 +372,13 @@ Status WriteSafetensors(const std::string& path, const std::vector<CheckpointTen
   // first).
   text.resize((text.size() + 7) / 8 * 8, ' ');
 
+  // Beyond a limit of the process's file size the kernel would end it, and the half that is written would stay.
+  if (8 + text.size() + offset > FileSizeLimit()) {
+    return Status::Environment(path + ": cannot be written: " + std::to_string(8 + text.size() + offset) +
+                               " bytes are above the limit of a file's size (ulimit -f), " +
+                               std::to_string(FileSizeLimit()));
+  }
+
   // Written under a temporary name beside the target: a reader never meets half a file.
   const std::string temporary = path + ".tmp" + std::to_string(::getpid());
   std::FILE* out = std::fopen(temporary.c_str(), "wb");

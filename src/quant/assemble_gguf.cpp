@@ -19,6 +19,7 @@ constexpr NamePair kModelNames[] = {
 constexpr NamePair kLayerNames[] = {
     {"attn_norm.", "input_layernorm."},
     {"ffn_norm.", "post_attention_layernorm."},
+    {"post_attention_norm.", "post_attention_layernorm."},  // glm4moe's
     {"attn_q.", "self_attn.q_proj."},
     {"attn_k.", "self_attn.k_proj."},
     {"attn_v.", "self_attn.v_proj."},
@@ -79,12 +80,15 @@ class Assembler {
       if (halves.first != nullptr && halves.second != nullptr) {
         const std::string name = prefix + "self_attn.kv_b_proj.weight";
         if (out_->weights.count(name) == 0) out_->Add(name, MakeJoinedKvB(name, halves.first, halves.second));
+      } else {
+        Lone(prefix, halves);
       }
     }
+    for (const auto& [name, i] : unknown_) Unknown(name, i);
   }
 
  private:
-  // A tensor by its name; what no rule knows goes to others.
+  // A tensor by its name.
   void Take(const CheckpointTensor& t, uint32_t type) {
     std::string_view name = t.name;
     for (const NamePair& pair : kModelNames) {
@@ -96,7 +100,7 @@ class Assembler {
     }
     const size_t dot = name.substr(0, 4) == "blk." ? name.find('.', 4) : std::string_view::npos;
     if (dot == std::string_view::npos) {
-      out_->others.push_back(t.name);
+      unknown_.emplace_back(t.name, &t - tensors_.data());
       return;
     }
     const std::string prefix = "model.layers." + std::string(name.substr(4, dot - 4)) + ".";
@@ -132,7 +136,30 @@ class Assembler {
       (rest == "attn_k_b.weight" ? halves_[prefix].first : halves_[prefix].second) = std::move(half).value();
       return;
     }
-    out_->others.push_back(t.name);
+    unknown_.emplace_back(prefix + std::string(rest), &t - tensors_.data());
+  }
+
+  // Half of a kv_b_proj whose other half is not there.
+  void Lone(const std::string& prefix, const std::pair<WeightPtr, WeightPtr>& halves) {
+    const WeightPtr& half = halves.first != nullptr ? halves.first : halves.second;
+    const char* other = halves.first != nullptr ? "attn_v_b.weight" : "attn_k_b.weight";
+    out_->problems.push_back({prefix + "self_attn.kv_b_proj.weight", "LOAD",
+                              BadTensor(*half->stored().front().tensor,
+                                        std::string("its other half, \"") + other + "\" of the layer, is missing")
+                                  .message()});
+  }
+
+  // A tensor that no rule knows is a weight under its own name: an audit measures it, and whoever holds the names
+  // against a configuration finds no place for it. Factors of RoPE frequencies are no weight.
+  void Unknown(const std::string& name, std::ptrdiff_t i) {
+    const CheckpointTensor& t = tensors_[static_cast<size_t>(i)];
+    if (name == "rope_freqs.weight") return out_->others.push_back(name);
+    if (out_->weights.count(name) != 0) {
+      out_->problems.push_back(
+          {name, "LOAD", BadTensor(t, "another tensor of the file is \"" + name + "\" too").message()});
+      return;
+    }
+    out_->Add(name, MakeGgmlWeight(name, t, types_[static_cast<size_t>(i)]));
   }
 
   // llama.cpp stores the query and key rows of this architecture with pairs side by side.
@@ -171,6 +198,7 @@ class Assembler {
   const GgufParts& parts_;
   Assembly* out_;
   std::map<std::string, std::pair<WeightPtr, WeightPtr>> halves_;
+  std::vector<std::pair<std::string, std::ptrdiff_t>> unknown_;  // name in our manner, place in tensors_
 };
 
 }  // namespace

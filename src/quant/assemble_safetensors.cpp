@@ -173,14 +173,16 @@ class Assembler {
 
 }  // namespace
 
-// A part that is missing is a fault of loading; everything else is one of layout.
+// A format that is not decoded is no fault; a part that is missing is one of loading, everything else one of layout.
 void Assembly::Add(const std::string& name, Result<WeightPtr> weight) {
   if (weight.ok()) {
     weights[name] = std::move(weight).value();
     return;
   }
   const std::string& what = weight.status().message();
-  problems.push_back({name, what.find("missing") != std::string::npos ? "LOAD" : "Q-LAYOUT", what});
+  const auto says = [&](std::string_view words) { return what.find(words) != std::string::npos; };
+  const bool unread = what.ends_with("is not decoded") || says("-bit codes of this packing are not read");
+  problems.push_back({name, unread ? "" : says("missing") ? "LOAD" : "Q-LAYOUT", what});
 }
 
 // Vision models keep their language model's config in an inner object.

@@ -162,12 +162,16 @@ Json ConfigFromGguf(const GgufFile& file, const std::vector<CheckpointTensor>& t
   for (const Architecture& known : kArchitectures) {
     if (known.ggml == architecture) model_type = known.model_type;
   }
-  if (model_type.empty()) return nullptr;
   const Builder from(file, architecture);
+  // Mixtral goes by llama's name.
+  if (model_type.empty() || (model_type == "llama" && from.Int("expert_count", 0) > 0)) return nullptr;
   Json config = Json::object();
   config["model_type"] = model_type;
   from.Copy("embedding_length", "hidden_size", &config);
   from.Copy("block_count", "num_hidden_layers", &config);
+  // Draft layers are counted among the blocks.
+  const int64_t blocks = from.Int("block_count", 0), drafts = from.Int("nextn_predict_layers", 0);
+  if (drafts > 0 && drafts < blocks) config["num_hidden_layers"] = blocks - drafts;
   from.Copy("feed_forward_length", "intermediate_size", &config);
   from.Copy("context_length", "max_position_embeddings", &config);
   from.Copy("vocab_size", "vocab_size", &config);

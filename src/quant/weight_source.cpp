@@ -39,6 +39,37 @@ Result<std::vector<std::string>> GgufFiles(const std::string& path) {
   return files;
 }
 
+// What the metadata of file `index` of `count` says of the split must be what the names say.
+Status CheckSplit(const GgufFile& file, const std::string& name, size_t index, size_t count) {
+  const auto says = [&](const char* key, int64_t absent) {
+    const GgufValue* value = file.find(key);
+    return value == nullptr ? absent : value->integer().value_or(absent);
+  };
+  const int64_t all = static_cast<int64_t>(count), files = says("split.count", all);
+  if (files != all && !(files == 0 && count == 1)) {
+    return Status::BadInput(name + ": split.count says that the model has " + std::to_string(files) +
+                            " files, by its name it has " + std::to_string(count) +
+                            "; give the first of all (…-00001-of-0000N.gguf)");
+  }
+  const int64_t place = says("split.no", static_cast<int64_t>(index));
+  if (place == static_cast<int64_t>(index)) return {};
+  return Status::BadInput(name + ": split.no says that it is file " + std::to_string(place + 1) + ", its name says " +
+                          std::to_string(index + 1));
+}
+
+// Rows of llama's queries and keys lie in an order that depends on the heads.
+Status CheckHeads(const GgufFile& file, const std::string& name) {
+  const GgufParts parts = PartsFromGguf(file);
+  if (parts.architecture != "llama" || parts.n_heads > 0) return {};
+  for (const GgufTensor& t : file.tensors) {
+    if (t.name.ends_with(".attn_q.weight")) {
+      return Status::BadInput(name + ": the metadata has no llama.attention.head_count, without which the rows of \"" +
+                              t.name + "\" cannot be put in order");
+    }
+  }
+  return {};
+}
+
 // The one model of a folder without safetensors; empty when there is none.
 Result<std::string> GgufOfFolder(const std::string& folder) {
   std::vector<std::string> found;
@@ -89,11 +120,13 @@ struct WeightSource::Impl {
     for (const std::string& name : names) {
       ASSAY_ASSIGN_OR_RETURN(MappedFile mapped, MappedFile::Open(name));
       ASSAY_ASSIGN_OR_RETURN(GgufFile file, ParseGguf(mapped.bytes().data(), mapped.bytes().size(), name));
+      ASSAY_RETURN_IF_ERROR(CheckSplit(file, name, parsed.size(), names.size()));
       files.push_back(std::move(mapped));
       AddGguf(file, name);
       parsed.push_back(std::move(file));
     }
     config_file = first;
+    ASSAY_RETURN_IF_ERROR(CheckHeads(parsed.front(), first));
     return FinishGguf(parsed.front());
   }
 

@@ -19,7 +19,7 @@ namespace assay {
 
 struct WeightProblem {
   std::string name;  // logical
-  std::string cls;   // class of the case bank: "Q-LAYOUT", "LOAD"
+  std::string cls;   // class of the case bank: "Q-LAYOUT", "LOAD"; empty: of a format that is not decoded, no fault
   std::string what;  // the whole message, with file and offset
 };
 
