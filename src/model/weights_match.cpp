@@ -123,6 +123,8 @@ void CollectUnused(const WeightSource& source, const ModelConfig& config, const 
   // Not weights: scales of activations and caches, rotary tables (recomputed from the config). Anything else would make
   // every result wrong.
   for (const std::string& name : source.others()) {
+    // GGUF's form of Llama 3's scaling, which the configuration has been given from it.
+    if (name == "rope_freqs.weight" && config.rope.kind == RopeKind::kLlama3) continue;
     if (name.find("rotary_emb.inv_freq") != std::string::npos || LayerOf(name) >= config.n_layers) continue;
     if (name.find("_scale") != std::string::npos) {
       ++scales;

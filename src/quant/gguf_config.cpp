@@ -1,7 +1,9 @@
 // The configuration that a GGUF file's metadata describes, in the keys of config.json, so that one reader of
 // configurations serves both.
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 
 #include "quant/assemble.h"
 
@@ -14,7 +16,7 @@ struct Architecture {
 };
 constexpr Architecture kArchitectures[] = {
     {"llama", "llama"},        {"qwen2", "qwen2"},           {"qwen3", "qwen3"},      {"qwen2moe", "qwen2_moe"},
-    {"qwen3moe", "qwen3_moe"}, {"deepseek2", "deepseek_v3"}, {"glm4moe", "glm4_moe"},
+    {"qwen3moe", "qwen3_moe"}, {"deepseek2", "deepseek_v3"}, {"glm4moe", "glm4_moe"}, {"glm-dsa", "glm_moe_dsa"},
 };
 
 // Reads "ARCHITECTURE.KEY"; what is missing or of another type is `absent`.
@@ -73,11 +75,58 @@ double Shortened(double value) {
   return std::strtod(text, nullptr);
 }
 
+// Llama 3's scaling is in the file as the factor of each pair's wavelength alone. The numbers that they were made from
+// are found again: the largest is `factor`, and a pair that is blended between kept and stretched tells the original
+// context. Only when all factors then come out as stored, to float32's rounding, is it taken to be that; null
+// otherwise.
+Json Llama3FromFactors(const CheckpointTensor& tensor, double theta) {
+  constexpr double kLow = 1, kHigh = 4;  // of every Llama 3
+  constexpr uint64_t kMaxPairs = 1u << 15;
+  const uint64_t pairs = tensor.size_bytes / 4;
+  if (tensor.shape.size() != 1 || tensor.size_bytes != 4 * static_cast<uint64_t>(tensor.shape[0])) return nullptr;
+  if (pairs == 0 || pairs > kMaxPairs) return nullptr;
+  std::vector<float> stored(pairs);
+  std::memcpy(stored.data(), tensor.data, tensor.size_bytes);
+  const auto wavelength = [&](size_t i) {
+    return 2 * M_PI * std::pow(theta, static_cast<double>(i) / static_cast<double>(pairs));
+  };
+  double factor = 1;
+  for (const float f : stored) {
+    if (!(f >= 1) || !std::isfinite(f)) return nullptr;
+    factor = std::max(factor, static_cast<double>(f));
+  }
+  double context = 0;
+  for (size_t i = 0; i < stored.size() && context == 0; ++i) {
+    const double f = static_cast<double>(stored[i]);
+    if (f <= 1 || f >= factor) continue;
+    const double smooth = (1 / f - 1 / factor) / (1 - 1 / factor);
+    context = std::round(wavelength(i) * (kLow + smooth * (kHigh - kLow)));
+  }
+  if (!(context >= 1) || !(context < 1e9)) return nullptr;
+  for (size_t i = 0; i < stored.size(); ++i) {
+    const double wave = wavelength(i), smooth = (context / wave - kLow) / (kHigh - kLow);
+    const double want = smooth < 0 ? factor : smooth > 1 ? 1 : 1 / ((1 - smooth) / factor + smooth);
+    if (std::fabs(static_cast<double>(stored[i]) - want) > 1e-5 * want) return nullptr;
+  }
+  return Json{{"rope_type", "llama3"},
+              {"factor", factor},
+              {"low_freq_factor", kLow},
+              {"high_freq_factor", kHigh},
+              {"original_max_position_embeddings", static_cast<int64_t>(context)}};
+}
+
 // Bases and factors are kept as float32 in the file.
-void Rope(const Builder& from, Json* config) {
+void Rope(const Builder& from, const std::vector<CheckpointTensor>& tensors, Json* config) {
   (*config)["rope_theta"] = Shortened(from.Number("rope.freq_base", 10000.0));
   const std::string type = from.Text("rope.scaling.type");
-  if (type.empty() || type == "none") return;
+  if (type.empty() || type == "none") {
+    for (const CheckpointTensor& t : tensors) {
+      if (t.name != "rope_freqs.weight") continue;
+      Json scaling = Llama3FromFactors(t, (*config)["rope_theta"].get<double>());
+      if (!scaling.is_null()) (*config)["rope_scaling"] = std::move(scaling);
+    }
+    return;
+  }
   Json scaling = Json::object();
   scaling["rope_type"] = type;
   scaling["factor"] = Shortened(from.Number("rope.scaling.factor", 1.0));
@@ -96,7 +145,7 @@ void Rope(const Builder& from, Json* config) {
 void Attention(const Builder& from, const std::string& model_type, Json* config) {
   from.Copy("attention.head_count", "num_attention_heads", config);
   from.Copy("attention.head_count_kv", "num_key_value_heads", config);
-  if (model_type != "deepseek_v3") {
+  if (model_type != "deepseek_v3" && model_type != "glm_moe_dsa") {
     from.Copy("attention.key_length", "head_dim", config);
     return;
   }
@@ -106,6 +155,7 @@ void Attention(const Builder& from, const std::string& model_type, Json* config)
   const int64_t value = from.Int("attention.value_length_mla", from.Int("attention.value_length", 0));
   (*config)["num_key_value_heads"] = from.Int("attention.head_count", 0);
   from.Copy("attention.kv_lora_rank", "kv_lora_rank", config);
+  if (model_type == "glm_moe_dsa") from.Copy("attention.indexer.top_k", "index_topk", config);
   const int64_t query = from.Int("attention.q_lora_rank", 0);
   (*config)["q_lora_rank"] = query > 0 ? Json(query) : Json(nullptr);
   (*config)["qk_rope_head_dim"] = rope;
@@ -131,7 +181,8 @@ void Experts(const Builder& from, std::string* model_type, Json* config) {
   from.Copy("expert_group_count", "n_group", config);
   from.Copy("expert_group_used_count", "topk_group", config);
   (*config)["routed_scaling_factor"] = Shortened(from.Number("expert_weights_scale", 1.0));
-  const bool sigmoid = from.Int("expert_gating_func", *model_type == "glm4_moe" ? 2 : 1) == 2;
+  const bool glm = *model_type == "glm4_moe" || *model_type == "glm_moe_dsa";
+  const bool sigmoid = from.Int("expert_gating_func", glm ? 2 : 1) == 2;
   if (!sigmoid) {
     *model_type = "deepseek_v2";
     (*config)["norm_topk_prob"] = false;
@@ -187,7 +238,7 @@ Json ConfigFromGguf(const GgufFile& file, const std::vector<CheckpointTensor>& t
   Attention(from, model_type, &config);
   Experts(from, &model_type, &config);
   config["model_type"] = model_type;
-  Rope(from, &config);
+  Rope(from, tensors, &config);
   for (const auto& [key, id] : {std::pair("tokenizer.ggml.bos_token_id", "bos_token_id"),
                                 std::pair("tokenizer.ggml.eos_token_id", "eos_token_id")}) {
     const GgufValue* value = file.find(key);

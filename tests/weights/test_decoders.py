@@ -199,7 +199,12 @@ def test_reference_runs_gguf_like_safetensors(tmp_path: pathlib.Path) -> None:
     plain = tmp_path / "plain"
     plain.mkdir()
     folder(plain, weights, LLAMA)
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    llama_gguf(tmp_path / "m.gguf", weights)
+    assert generated(tmp_path / "m.gguf") == generated(plain)
+
+
+def llama_gguf(path: pathlib.Path, weights: dict[str, torch.Tensor], rope_factors: np.ndarray | None = None) -> None:
+    writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(2)
     writer.add_context_length(128)
     writer.add_embedding_length(64)
@@ -213,9 +218,96 @@ def test_reference_runs_gguf_like_safetensors(tmp_path: pathlib.Path) -> None:
             if part in name:
                 w = w.reshape(heads, 2, w.shape[0] // heads // 2, w.shape[1]).swapaxes(1, 2).reshape(w.shape)
         writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), w.numpy())
+    if rope_factors is not None:
+        writer.add_tensor("rope_freqs.weight", rope_factors)
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
+
+
+def test_rope_factors_of_a_gguf_are_llama3_scaling(tmp_path: pathlib.Path) -> None:
+    """The factors as llama.cpp's converter makes them. Unscaled, other tokens come out: the factors do something."""
+    weights, scaling = llama_weights(), {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling["original_max_position_embeddings"] = 100
+    wavelength = 2 * np.pi * 10000.0 ** (np.arange(8) / 8)
+    smooth = (100 / wavelength - 1) / 3
+    factors = np.where(smooth < 0, 8, np.where(smooth > 1, 1, 1 / ((1 - smooth) / 8 + smooth)))
+    assert len(set(factors)) > 2
+    for name, more in (("scaled", {"rope_scaling": scaling}), ("plain", {})):
+        (tmp_path / name).mkdir()
+        folder(tmp_path / name, weights, LLAMA | more)
+    llama_gguf(tmp_path / "m.gguf", weights, factors.astype(np.float32))
+    assert generated(tmp_path / "m.gguf") == generated(tmp_path / "scaled") != generated(tmp_path / "plain")
+    # Factors that no Llama 3 has are refused by the runtime.
+    llama_gguf(tmp_path / "odd.gguf", weights, factors[::-1].astype(np.float32).copy())
+    done = subprocess.run([ASSAY, "reference", str(tmp_path / "odd.gguf"), "--tokens", "3"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 3 and "rope_freqs.weight" in done.stderr
+
+
+MLA = {"vocab_size": 80, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+       "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 16,
+       "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 20, "n_group": 1, "topk_group": 1,
+       "norm_topk_prob": True, "routed_scaling_factor": 2.5, "first_k_dense_replace": 1, "max_position_embeddings": 128,
+       "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "rope_theta": 10000.0}  # fmt: skip
+
+
+@pytest.mark.parametrize("arch, family", [("deepseek2", "deepseek_v3"), ("glm-dsa", "glm_moe_dsa")])
+@pytest.mark.parametrize("halves", [False, True])
+def test_reference_runs_mla_gguf_like_safetensors(arch: str, family: str, halves: bool, tmp_path: pathlib.Path) -> None:
+    """Experts that lie together, kv_b_proj whole or in ggml's halves, the indexer of GLM-5 left out."""
+    generator = torch.Generator().manual_seed(23)
+    dense = {"ffn_gate": ("mlp.gate_proj", 96, 64), "ffn_up": ("mlp.up_proj", 96, 64), "ffn_down": ("mlp.down_proj", 64, 96)}
+    shared = {"ffn_gate_shexp": ("mlp.shared_experts.gate_proj", 20, 64), "ffn_up_shexp": ("mlp.shared_experts.up_proj", 20, 64),
+              "ffn_down_shexp": ("mlp.shared_experts.down_proj", 64, 20), "ffn_gate_inp": ("mlp.gate", 4, 64)}  # fmt: skip
+    common = {"attn_norm": ("input_layernorm", 64), "ffn_norm": ("post_attention_layernorm", 64), "attn_q_a": ("self_attn.q_a_proj", 24, 64),
+              "attn_q_a_norm": ("self_attn.q_a_layernorm", 24), "attn_q_b": ("self_attn.q_b_proj", 80, 24),
+              "attn_kv_a_mqa": ("self_attn.kv_a_proj_with_mqa", 40, 64), "attn_kv_a_norm": ("self_attn.kv_a_layernorm", 32),
+              "attn_output": ("self_attn.o_proj", 64, 64)}  # fmt: skip
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator) * (0.3 if len(shape) > 1 else 0.1) + (len(shape) == 1)
+
+    ours = {"model.embed_tokens.weight": draw(80, 64), "lm_head.weight": draw(80, 64), "model.norm.weight": draw(64)}
+    theirs = {"token_embd.weight": ours["model.embed_tokens.weight"], "output.weight": ours["lm_head.weight"],
+              "output_norm.weight": ours["model.norm.weight"]}  # fmt: skip
+    for layer in range(2):
+        stem, block = f"model.layers.{layer}.", f"blk.{layer}."
+        for name, (mine, *shape) in (common | (shared if layer else dense)).items():
+            ours[f"{stem}{mine}.weight"] = theirs[f"{block}{name}.weight"] = draw(*shape)
+        kv_b = ours[stem + "self_attn.kv_b_proj.weight"] = draw(4 * 28, 32)
+        if halves:
+            by_head = kv_b.reshape(4, 28, 32)
+            theirs[block + "attn_k_b.weight"] = by_head[:, :12].swapaxes(1, 2).contiguous()
+            theirs[block + "attn_v_b.weight"] = by_head[:, 12:].contiguous()
+        else:
+            theirs[block + "attn_kv_b.weight"] = kv_b
+        if arch == "glm-dsa":
+            theirs |= {block + "indexer.attn_k.weight": draw(8, 64), block + "indexer.k_norm.weight": draw(8)}
+    theirs["blk.1.exp_probs_b.bias"] = ours["model.layers.1.mlp.gate.e_score_correction_bias"] = torch.randn(4, generator=generator)
+    for name, mine, shape in (("gate", "gate_proj", (20, 64)), ("up", "up_proj", (20, 64)), ("down", "down_proj", (64, 20))):
+        every = theirs[f"blk.1.ffn_{name}_exps.weight"] = draw(4, *shape)
+        ours |= {f"model.layers.1.mlp.experts.{e}.{mine}.weight": every[e] for e in range(4)}
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    folder(plain, ours, MLA | {"model_type": family} | ({"mlp_layer_types": ["dense", "sparse"]} if arch == "glm-dsa" else {}))
+
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", arch)
+    for key, value in {"block_count": 2, "context_length": 128, "embedding_length": 64, "feed_forward_length": 96,
+                       "attention.head_count": 4, "attention.head_count_kv": 1 if halves else 4, "attention.kv_lora_rank": 32,
+                       "attention.q_lora_rank": 24, "rope.dimension_count": 8, "attention.key_length": 40 if halves else 20,
+                       "attention.value_length": 32 if halves else 16, "attention.key_length_mla": 20, "attention.value_length_mla": 16,
+                       "expert_count": 4, "expert_used_count": 2, "expert_shared_count": 1, "expert_feed_forward_length": 20,
+                       "leading_dense_block_count": 1, "expert_gating_func": 2}.items():  # fmt: skip
+        writer.add_uint32(f"{arch}.{key}", value)
+    writer.add_float32(f"{arch}.attention.layer_norm_rms_epsilon", 1e-6)
+    writer.add_float32(f"{arch}.expert_weights_scale", 2.5)
+    writer.add_bool(f"{arch}.expert_weights_norm", True)
+    for name, w in theirs.items():
+        writer.add_tensor(name, w.numpy())
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
         step()
     assert generated(tmp_path / "m.gguf") == generated(plain)
+    done = subprocess.run([ASSAY, "weights", str(tmp_path / "m.gguf")], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "not held against" not in done.stdout, done.stdout
 
 
 def test_reference_runs_float8_like_its_dequantised_twin(tmp_path: pathlib.Path) -> None:
