@@ -266,3 +266,17 @@ def test_ranks_without_a_checkpoint_of_their_tensor(fault: str, says: str, tmp_p
     else:
         assert [f["first_bad"]["name"][-8] for f in result["findings"]] == ["a" if fault == "replica" else "b"]
         assert first(result)["class"] == "TP-SHARD" and first(result)["ranks"] == [1] and says in first(result)["evidence"][0]
+
+
+def test_codes_in_memory_are_listed_as_not_compared(tmp_path: pathlib.Path) -> None:
+    """What docs/weights.md says of engines that keep codes and scales apart: a limit, and no success."""
+    stored, code, scale, _ = nvfp4_parts(np.random.default_rng(18), 16, 32)
+    with Writer(tmp_path) as rec:
+        rec.files = ck.folder({STEM + k: v for k, v in stored.items()}, {"model_type": "llama"} | NVFP4)
+        hold(rec, NAME + ".codes", code)
+        hold(rec, NAME + ".scale", scale)
+    argv = [ASSAY, "weights", "--json", str(tmp_path / "checkpoint"), "--trace", str(tmp_path / "trace")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    memory = json.loads(done.stdout)["memory"]
+    assert done.returncode == 3 and "could be compared" in done.stderr
+    assert [m["name"] for m in memory] == [NAME + ".codes", NAME + ".scale"] and not any(m["checkpoint"] for m in memory), memory
