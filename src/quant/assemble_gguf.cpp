@@ -19,7 +19,6 @@ constexpr NamePair kModelNames[] = {
 constexpr NamePair kLayerNames[] = {
     {"attn_norm.", "input_layernorm."},
     {"ffn_norm.", "post_attention_layernorm."},
-    {"post_attention_norm.", "post_attention_layernorm."},  // glm4moe's
     {"attn_q.", "self_attn.q_proj."},
     {"attn_k.", "self_attn.k_proj."},
     {"attn_v.", "self_attn.v_proj."},
@@ -113,6 +112,8 @@ class Assembler {
 
   // rest: the name behind "blk.N.".
   void Layer(const CheckpointTensor& t, uint32_t type, const std::string& prefix, std::string_view rest) {
+    // Elsewhere that is a norm behind the attention, beside the one before the MLP.
+    if (rest == "post_attention_norm.weight" && parts_.architecture == "glm4moe") rest = "ffn_norm.weight";
     for (const NamePair& pair : kLayerNames) {
       if (rest.substr(0, pair.ggml.size()) == pair.ggml) {
         const std::string ours = prefix + std::string(pair.ours) + std::string(rest.substr(pair.ggml.size()));
@@ -158,11 +159,6 @@ class Assembler {
   void Unknown(const std::string& name, std::ptrdiff_t i) {
     const CheckpointTensor& t = tensors_[static_cast<size_t>(i)];
     if (name == "rope_freqs.weight") return out_->others.push_back(name);
-    if (out_->weights.count(name) != 0) {
-      out_->problems.push_back(
-          {name, "LOAD", BadTensor(t, "another tensor of the file is \"" + name + "\" too").message()});
-      return;
-    }
     out_->Add(name, MakeGgmlWeight(name, t, types_[static_cast<size_t>(i)]));
   }
 

@@ -176,13 +176,18 @@ class Assembler {
 // A format that is not decoded is no fault; a part that is missing is one of loading, everything else one of layout.
 void Assembly::Add(const std::string& name, Result<WeightPtr> weight) {
   if (weight.ok()) {
-    weights[name] = std::move(weight).value();
+    const auto [at, added] = weights.try_emplace(name, *weight);
+    if (added) return;
+    const CheckpointTensor& other = *at->second->stored().front().tensor;
+    problems.push_back({name, "LOAD",
+                        BadTensor(*(*weight)->stored().front().tensor,
+                                  "this is \"" + name + "\", as \"" + other.name + "\" is, which is taken")
+                            .message()});
     return;
   }
   const std::string& what = weight.status().message();
-  const auto says = [&](std::string_view words) { return what.find(words) != std::string::npos; };
-  const bool unread = what.ends_with("is not decoded") || says("-bit codes of this packing are not read");
-  problems.push_back({name, unread ? "" : says("missing") ? "LOAD" : "Q-LAYOUT", what});
+  const bool lacks = what.find("missing") != std::string::npos;
+  problems.push_back({name, what.ends_with(kNotDecoded) ? "" : lacks ? "LOAD" : "Q-LAYOUT", what});
 }
 
 // Vision models keep their language model's config in an inner object.

@@ -116,8 +116,8 @@ Result<WeightPtr> MakeGgmlWeight(std::string name, const CheckpointTensor& tenso
   const GgmlSize* size = FindGgmlSize(type_id);
   const GgmlFormat* format = FindGgmlFormat(type_id);
   if (size == nullptr || format == nullptr) {
-    return BadTensor(tensor, std::string("type ") + (size != nullptr ? size->name : std::to_string(type_id).c_str()) +
-                                 " is not decoded");
+    return BadTensor(tensor, "type " + (size != nullptr ? std::string(size->name) : std::to_string(type_id)) + " " +
+                                 std::string(kNotDecoded));
   }
   return WeightPtr(std::make_shared<GgmlWeight>(std::move(name), tensor, *format, *size));
 }

@@ -196,7 +196,8 @@ Result<WeightPtr> MakePackedIntWeight(std::string name, IntPacking packing, int 
   }
   if (code.size_bytes == 0) return BadTensor(code, "no elements");
   if (bits != 4 && (packing == IntPacking::kAwq || (bits != 2 && bits != 8))) {
-    return BadTensor(code, std::to_string(bits) + "-bit codes of this packing are not read (2, 4 and 8 are, AWQ: 4)");
+    return BadTensor(code, "this packing of " + std::to_string(bits) +
+                               "-bit codes (2, 4 and 8 bits are read, AWQ: 4) " + std::string(kNotDecoded));
   }
   if (tensors.scale == nullptr) return BadTensor(code, "its scales are missing");
   if (!IsFloat(tensors.scale->dtype) || BitsOf(tensors.scale->dtype) < 8) {

@@ -108,6 +108,8 @@ int64_t ElementCount(const std::vector<int64_t>& shape);
 std::string ShapeText(const std::vector<int64_t>& shape);
 // "FILE: tensor "NAME" at offset N: WHY", kBadInput.
 Status BadTensor(const CheckpointTensor& tensor, const std::string& why);
+// How BadTensor's message ends where the format is a known one that nothing here decodes: no fault of the checkpoint.
+inline constexpr std::string_view kNotDecoded = "is not decoded";
 
 // ---- Formats, one file each ------------------------------------------------------------------------------------
 // Tensors must outlive the weight. Optional ones may be null.

@@ -89,6 +89,22 @@ def test_missing_half_of_kv_b_proj_is_found(tmp_path: pathlib.Path) -> None:
     assert "attn_v_b.weight" in result["findings"][0]["first_bad"]["evidence"][0]
 
 
+def test_two_tensors_for_one_weight_are_found(tmp_path: pathlib.Path) -> None:
+    tensors = {"blk.0.exp_probs_b.bias": random(4), "blk.0.exp_probs_b": random(4)}
+    code, result, _ = weights(write(tmp_path / "m.gguf", "deepseek2", tensors))
+    assert code == 1 and found(result) == [("layers.0.mlp.gate.e_score_correction_bias", "LOAD")]
+    assert "blk.0.exp_probs_b" in result["findings"][0]["first_bad"]["evidence"][0]
+
+
+@pytest.mark.parametrize("arch, ours", [("glm4moe", "post_attention_layernorm"), ("gemma2", "post_attention_norm")])
+def test_norm_behind_the_attention_is_no_norm_before_the_mlp(arch: str, ours: str, tmp_path: pathlib.Path) -> None:
+    tensors = {"blk.0.post_attention_norm.weight": random(8)} | ({"blk.0.ffn_norm.weight": random(8)} if arch == "gemma2" else {})
+    _, result, _ = weights(write(tmp_path / "m.gguf", arch, tensors), "--all")
+    names = {w["name"] for w in result["weights"]}
+    assert f"model.layers.0.{ours}.weight" in names and len(names) == len(tensors)
+    assert not any("as \"" in f["first_bad"]["evidence"][0] for f in result["findings"])
+
+
 def test_nothing_is_no_success(tmp_path: pathlib.Path) -> None:
     code, _, error = weights(write(tmp_path / "m.gguf", "llama", {}))
     assert code == 3 and "holds no weights" in error
