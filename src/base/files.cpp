@@ -42,7 +42,7 @@ Status ErrnoStatus(const std::string& path, std::string_view what, int error) {
 // stat and not lstat: a link counts as what it points to, a dangling one as absent.
 bool FileExists(const std::string& path) {
   struct stat info;
-  return ::stat(path.c_str(), &info) == 0;
+  return ::lstat(path.c_str(), &info) == 0;
 }
 
 bool IsDirectory(const std::string& path) {

@@ -39,9 +39,10 @@ Status ErrnoStatus(const std::string& path, std::string_view what, int error);
 Status MakeDirs(const std::string& path);
 // Names (without the folder) of the entries of dir, sorted bytewise, without "." and "..".
 Result<std::vector<std::string>> ListDir(const std::string& dir);
-// These two follow symbolic links. What cannot be looked at (no permission on a folder above) counts as absent.
+// What cannot be looked at (no permission on a folder above) counts as absent. A symbolic link that leads nowhere or to
+// itself is there: whoever opens it learns why that fails.
 bool FileExists(const std::string& path);
-bool IsDirectory(const std::string& path);
+bool IsDirectory(const std::string& path);  // follows symbolic links
 // Whole file as bytes. limit_bytes: a larger file is kBadInput, so that a wrong path cannot fill memory.
 Result<std::string> ReadFile(const std::string& path, uint64_t limit_bytes = uint64_t{1} << 30);
 // All bytes to fd, over short writes and EINTR; returns 0 or an errno.

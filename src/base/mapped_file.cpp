@@ -17,9 +17,9 @@ Result<MappedFile> MappedFile::Open(const std::string& path) {
   // O_NONBLOCK: opening a FIFO that lies in the folder must not wait for its other end.
   const FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!fd.valid()) {
-    const bool absent = errno == ENOENT || errno == ENOTDIR;
+    const bool wrong_path = errno == ENOENT || errno == ENOTDIR || errno == ELOOP || errno == ENAMETOOLONG;
     const Status status = ErrnoStatus(path, "cannot be read", errno);
-    return absent ? Status::BadInput(status.message()) : status;
+    return wrong_path ? Status::BadInput(status.message()) : status;
   }
   struct stat info;
   if (::fstat(fd.get(), &info) != 0) return ErrnoStatus(path, "cannot stat", errno);

@@ -107,7 +107,7 @@ std::optional<int64_t> AsSize(const Json& json) {
 Result<CheckpointTensor> ParseEntry(const std::string& name, const Json& entry, const std::string& file,
                                     const std::byte* data, uint64_t data_bytes, uint64_t data_start) {
   const auto bad = [&](const std::string& why) {
-    return Status::BadInput(file + ": header entry \"" + name + "\": " + why);
+    return Status::BadInput(file + ": header at offset 8, entry \"" + name + "\": " + why);
   };
   if (!entry.is_object()) return bad("not an object");
   for (const auto& [key, value] : entry.get_ref<const Json::object_t&>()) {

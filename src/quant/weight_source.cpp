@@ -108,6 +108,7 @@ struct WeightSource::Impl {
     if (FileExists(config_file)) {
       ASSAY_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(config_file, kMaxConfigBytes));
       ASSAY_ASSIGN_OR_RETURN(config, ParseJson(text, config_file));
+      if (!config.is_object()) return Status::BadInput(config_file + ": at offset 0 there is no JSON object");
     }
     AssembleSafetensors(stored, ReadQuantSettings(config), &assembly);
     return {};

@@ -139,7 +139,7 @@ TEST_F(Safetensors, OverlapHoleAndRestAreRefused) {
 
 TEST_F(Safetensors, MalformedEntriesAreRefusedByName) {
   ExpectError(File("[]", ""), "no JSON object");
-  ExpectError(File("{\"a\":3}", ""), "header entry \"a\": not an object");
+  ExpectError(File("{\"a\":3}", ""), "header at offset 8, entry \"a\": not an object");
   ExpectError(File("{" + Entry("a", "F33", "[0]", "[0,0]") + "}", ""), "unknown dtype \"F33\"");
   ExpectError(File(R"({"a":{"shape":[0],"data_offsets":[0,0]}})", ""), "dtype is missing");
   ExpectError(File(R"({"a":{"dtype":"F32","data_offsets":[0,0]}})", ""), "shape is missing");
