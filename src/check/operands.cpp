@@ -2,31 +2,10 @@
 
 #include <algorithm>
 
+#include "sites/beyond_table.h"
+
 namespace assay::check {
 namespace {
-
-// Results beyond the site table (docs/adding-a-case.md), all under the layer.
-// Sites that engines record without an entry in the table of sites; here their inputs are named.
-struct Beyond {
-  std::string_view stem, inputs;
-};
-constexpr Beyond kBeyond[] = {
-    {"attn.scores", "attn.q,attn.k,attn.k_read,attn.k_cache"},
-    {"attn.probs", "attn.scores"},
-    {"attn.k_read", "attn.k_cache"},
-    {"attn.v_read", "attn.v_cache"},
-    {"attn.kv_read", "attn.kv_cache"},
-    {"attn.out_normed", "attn.out"},
-    {"moe.dispatched", "post_norm"},
-    {"moe.gate_up", "moe.dispatched"},
-    {"moe.act", "moe.gate_up"},
-    {"moe.expert_out", "moe.act"},
-    {"moe.routed", "moe.expert_out,moe.topk_weights"},
-    {"attn.indexer.q", "attn.indexer.q_proj"},
-    {"attn.indexer.k", "attn.indexer.k_proj"},
-    {"attn.state", "attn.k,attn.v,attn.state_read"},
-    {"logprobs", "logits"},
-};
 
 void Split(std::string_view list, std::vector<std::string>* out, const std::string& prefix) {
   for (size_t at = 0; at < list.size();) {
@@ -71,9 +50,7 @@ std::vector<std::string> OperandNames(const EventInfo& result) {
     FromTable(result, result.site.def->inputs_materialised, &out);
     FromTable(result, result.site.def->inputs_absorbed, &out);
   }
-  for (const Beyond& b : kBeyond) {
-    if (b.stem == result.site.stem) Split(b.inputs, &out, result.prefix);
-  }
+  if (const BeyondSite* beyond = FindBeyond(result.site.stem)) Split(beyond->inputs, &out, result.prefix);
   if (result.name.ends_with(".q")) out.push_back(result.name.substr(0, result.name.size() - 2));
   // A reduced result comes from its partial ones, a GEMM may read the codes and scales of its input.
   const size_t n = out.size();
