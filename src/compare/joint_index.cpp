@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "compare/site_graph.h"
+#include "sites/beyond_table.h"
 
 namespace assay {
 namespace {
@@ -24,14 +25,35 @@ struct LeftOut {
 
 // Where a run puts its blocks is nobody else's.
 bool IsOwnAffair(std::string_view name) { return name == "slot_mapping" || name == "block_table"; }
+bool IsStep(Phase phase) { return phase == Phase::kPrefill || phase == Phase::kDecode || phase == Phase::kMixed; }
+bool IsParameter(std::string_view name) {
+  return name.find(".weight") != std::string_view::npos || name.ends_with(".bias") || name.ends_with(".sinks") ||
+         name.ends_with(".alibi_slopes");
+}
 bool IsRealPhase(Phase phase) { return phase != Phase::kWarmup && phase != Phase::kDummy && phase != Phase::kCapture; }
 
 // Sorted so, the pieces of a site lie together, and in them those of a request, ascending.
 auto OrderOf(const Piece& p) { return std::tie(p.site, p.request, p.position, p.event, p.segment); }
 
+// What a step is given and no layer makes: all sites read it.
+bool IsStepInput(std::string_view name) { return name == "positions" || name == "seq_lens" || name == "rope.cos_sin"; }
+
+int64_t OrderBehind(const SiteName& site, std::string_view canonical) {
+  SiteName before = site;
+  for (const SiteDef& def : AllSites()) {
+    if (def.name == canonical) before.def = &def;
+  }
+  return ExecutionOrder(before) + 1;
+}
+
 // Tensors without token rows are what others are computed from (weights, scales): before their layer.
-// Reads of a cache come right behind its writes, whatever order the engine recorded them in.
+// Reads of a cache come right behind its writes, and what the experts do behind their choice, whatever order the engine
+// recorded them in.
 int64_t CausalOrder(const JointSite& site) {
+  if (site.parsed.layer < 0 && IsStepInput(site.parsed.stem)) return -1;
+  if (const BeyondSite* beyond = FindBeyond(site.parsed.stem); beyond != nullptr && !beyond->behind.empty()) {
+    return OrderBehind(site.parsed, beyond->behind);
+  }
   if (site.parsed.def == nullptr && !site.has_rows) {
     SiteName first = site.parsed;
     first.partial = true;
@@ -43,13 +65,7 @@ int64_t CausalOrder(const JointSite& site) {
     }
     return ExecutionOrder(first) - 1;
   }
-  if (site.parsed.layer >= 0 && IsCacheRead(site.parsed.stem)) {
-    SiteName written = site.parsed;
-    for (const SiteDef& def : AllSites()) {
-      if (def.name == "attn.kv_write") written.def = &def;
-    }
-    return ExecutionOrder(written) + 1;
-  }
+  if (site.parsed.layer >= 0 && IsCacheRead(site.parsed.stem)) return OrderBehind(site.parsed, "attn.kv_write");
   return ExecutionOrder(site.parsed);
 }
 
@@ -156,6 +172,7 @@ class Builder {
     SideState& state = side_[side];
     state.first_sequence.assign(index_.sites.size(), ~uint64_t{0});
     state.has_rows.assign(index_.sites.size(), 0);
+    state.in_step.assign(index_.sites.size(), 0);
     state.recorded.assign(index_.sites.size(), 0);
     for (uint64_t i = 0; i < n; ++i) {
       const EventView event = trace.event(i);
@@ -165,6 +182,7 @@ class Builder {
         ++state.left_out.warmup;
         continue;
       }
+      state.in_step[site] |= IsStep(event.phase());
       if (!event.meta("audit").empty()) continue;  // looks at a buffer with a pattern in it
       if (IsOwnAffair(index_.sites[site].name)) continue;
       state.first_sequence[site] = std::min(state.first_sequence[site], event.sequence());
@@ -253,6 +271,7 @@ class Builder {
       for (int side : {kA, kB}) {
         site.recorded[side] = side_[side].recorded[i] != 0;
         site.has_rows |= side_[side].has_rows[i] != 0;
+        site.per_step |= side_[side].in_step[i] != 0 && !IsParameter(site.name);
       }
       // Order of recording of the first trace; of the second for what the first lacks.
       site.first_sequence = side_[site.recorded[kA] ? kA : kB].first_sequence[i];
@@ -363,7 +382,7 @@ class Builder {
   struct SideState {
     LeftOut left_out;
     std::vector<uint64_t> first_sequence;
-    std::vector<uint8_t> has_rows, recorded;
+    std::vector<uint8_t> has_rows, in_step, recorded;
     std::unordered_map<uint64_t, uint32_t> recordings;  // (site, rank): events without a request so far
     // Largest count in recordings.
     uint32_t max_anonymous = 0;

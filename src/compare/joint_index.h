@@ -35,6 +35,7 @@ struct JointSite {
   SiteName parsed;
   bool recorded[2] = {false, false};  // events on the side, whether usable or not
   bool has_rows = false;              // any piece with token rows
+  bool per_step = false;              // recorded in steps and no parameter by its name
   uint64_t first_sequence = ~uint64_t{0};
   // Pieces of the site: [begin, end) of JointIndex::pieces[side], sorted by request, position, event.
   size_t begin[2] = {0, 0};

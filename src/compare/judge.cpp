@@ -178,6 +178,12 @@ class Judge {
         AddToCosine(cell);
         const InputState in = inputs_.Of(row, cell);
         if (companion) continue;
+        // Nothing to hold against each other, unless the bits are the same.
+        if (in.aside && (cell.diff > 0 || cell.nonfinite_differs)) {
+          cell.state = CellState::kAside;
+          ++outcome_.comparison.rows_set_aside;
+          continue;
+        }
         if (choice) {
           JudgeChoice(s, row, in, &cell);
           continue;

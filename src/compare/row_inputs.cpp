@@ -37,6 +37,13 @@ void RowInputs::BeginSite(uint32_t site) {
   site_ = site;
   cache_site_ = CacheReadBy(site);
   bad_by_position_.clear();
+  steps_.clear();
+  for (const GraphEdge& edge : graph_.nodes[site].edges) {
+    std::optional<StepRows>& step = steps_.emplace_back();
+    const bool rows = index_.sites[site].has_rows;
+    if (rows == index_.sites[edge.site].has_rows || judged_[edge.site].cells.empty()) continue;
+    step.emplace(index_, rows ? edge.site : site, rows ? site : edge.site);
+  }
   BeginRequest();
 }
 
@@ -47,7 +54,7 @@ void RowInputs::Pass(uint32_t row, int64_t position) {
   const GraphNode& node = graph_.nodes[site_];
   for (size_t e = 0; e < node.edges.size(); ++e) {
     const GraphEdge& edge = node.edges[e];
-    if (!edge.context || judged_[edge.site].cells.empty()) continue;
+    if (!edge.context || steps_[e] || judged_[edge.site].cells.empty()) continue;
     AddToContext(edge.site, position, judged_[edge.site].cells[row], &contexts_[e]);
     contexts_[e].rms = std::max(contexts_[e].rms, Rms(judged_[edge.site], row));
   }
@@ -58,6 +65,10 @@ InputState RowInputs::Of(uint32_t row, const Cell& out) const {
   InputState in;
   for (size_t e = 0; e < node.edges.size(); ++e) {
     const GraphEdge& edge = node.edges[e];
+    if (steps_[e]) {
+      AddStep(edge, *steps_[e], row, &in);
+      continue;
+    }
     if (!edge.context) {
       AddSameRow(edge, row, out, 0, &in);
       continue;
@@ -151,6 +162,36 @@ void RowInputs::AddToContext(uint32_t site, int64_t position, const Cell& cell, 
   }
 }
 
+// All rows of the step: which of them an element comes from, or goes to, is not known.
+void RowInputs::AddStep(const GraphEdge& edge, const StepRows& step, uint32_t row, InputState* state) const {
+  const JudgedSite& input = judged_[edge.site];
+  const bool to_tokens = index_.sites[site_].has_rows;
+  const std::vector<uint32_t>* rows = to_tokens ? step.RecordingsOf(row) : step.TokensOf(row);
+  if (rows == nullptr) {
+    state->aside |= graph_.nodes[site_].by_step && !to_tokens;
+    return;
+  }
+  const SiteOp op = graph_.nodes[edge.site].op;
+  double sum_sq = 0;
+  uint64_t count = 0;
+  for (uint32_t other : *rows) {
+    const Cell& cell = input.cells[other];
+    state->bad |= IsBad(cell.state);
+    if (cell.state == CellState::kAside) {
+      // A row whose choice went the other way by right stands elsewhere among the sorted ones.
+      state->aside |= !to_tokens;
+      continue;
+    }
+    if (cell.state == CellState::kAbsent || op == SiteOp::kSelect) continue;
+    sum_sq += cell.relative() * cell.relative();
+    ++count;
+  }
+  if (to_tokens || count == 0) return;  // what a token's row owes to the others' is not known
+  const double mean = std::sqrt(sum_sq / static_cast<double>(count));
+  AddDifference(std::max(mean, input.noise), input.noise, 0, edge.gain, state);
+  state->cols = std::max(state->cols, input.cols);
+}
+
 // Where the row was not recorded at the edge's site: what that site is computed from.
 void RowInputs::AddSameRow(const GraphEdge& edge, uint32_t row, const Cell& out, int depth, InputState* state) const {
   // Bounds the walk over sites that lack the row; chains of the site table are shorter.
@@ -164,6 +205,7 @@ void RowInputs::AddSameRow(const GraphEdge& edge, uint32_t row, const Cell& out,
     return;
   }
   state->bad |= IsBad(cell.state);
+  state->aside |= graph_.nodes[site_].by_step && cell.state == CellState::kAside;
   double relative = std::max(cell.relative(), input.noise);
   // A part of a larger tensor (q_nope of q_proj) may hold all of its difference.
   const SiteOp op = graph_.nodes[site_].op;

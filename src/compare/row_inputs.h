@@ -5,11 +5,13 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "compare/joint_index.h"
 #include "compare/site_cells.h"
 #include "compare/site_graph.h"
+#include "compare/step_rows.h"
 
 namespace assay {
 
@@ -25,6 +27,7 @@ inline bool IsBad(CellState state) { return state == CellState::kRoot || state =
 
 struct InputState {
   bool bad = false;      // some input is already wrong
+  bool aside = false;    // the sides' rows do not correspond: other rows in the step, or other choices
   double relative = 0;   // growth-weighted relative difference, combined in quadrature
   double typical = 0;    // the same from what 90 % of the inputs' good rows stay below
   double absolute = 0;   // sum of the inputs' differences (L2)
@@ -64,6 +67,7 @@ class RowInputs {
   double Condition(uint32_t row) const;
   const std::vector<uint8_t>& BadByPosition(uint32_t site);
   void AddToContext(uint32_t site, int64_t position, const Cell& cell, Context* context);
+  void AddStep(const GraphEdge& edge, const StepRows& step, uint32_t row, InputState* state) const;
   void AddSameRow(const GraphEdge& edge, uint32_t row, const Cell& out, int depth, InputState* state) const;
 
   const JointIndex& index_;
@@ -73,6 +77,8 @@ class RowInputs {
   uint32_t site_ = 0;
   int64_t cache_site_ = -1;
   std::vector<Context> contexts_;  // one an edge of the site
+  // One an edge; where one of its ends has token rows and the other has not.
+  std::vector<std::optional<StepRows>> steps_;
   std::map<uint32_t, std::vector<uint8_t>> bad_by_position_;
 };
 

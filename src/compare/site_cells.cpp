@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "compare/site_graph.h"
+
 namespace assay {
 namespace {
 
@@ -25,6 +27,14 @@ std::string KeysIn(const Trace& trace, uint32_t event) {
 // By the site's first piece on the side. REQUIRES: it has one.
 bool SaysKeys(const JointIndex& index, int side, const JointSite& site) {
   return !KeysIn(*index.trace[side], index.pieces[side][site.begin[side]].event).empty();
+}
+
+// Not-a-number, +inf and -inf are different values: counted apart, over the segment that holds the row. Rows hold one
+// count alone, and sketches none of them.
+bool OtherKindsOfNonFinite(const JointIndex& index, const Piece& a, const Piece& b) {
+  const Stats x = index.trace[kA]->event(a.event).Decode().segments[a.segment].stats;
+  const Stats y = index.trace[kB]->event(b.event).Decode().segments[b.segment].stats;
+  return x.nan != y.nan || x.pos_inf != y.pos_inf || x.neg_inf != y.neg_inf;
 }
 
 // Calls f(request, begin[2], end[2]) for each request that has pieces of the site on a side.
@@ -139,6 +149,11 @@ void CellReader::AddCell(uint32_t request, size_t i, size_t j, size_t* hint, Sit
     if (cell.diff == 0 && same_dtype_ && a.digest != b.digest) cell.diff = std::numeric_limits<float>::min();
     if (cell.diff > 0) out->any_difference = true;
   }
+  const Piece &piece_a = index_.pieces[kA][a.piece], &piece_b = index_.pieces[kB][b.piece];
+  cell.same_cut = piece_a.position == piece_b.position && piece_a.n_rows == piece_b.n_rows;
+  if (!equal && a.nonfinite > 0 && a.nonfinite == b.nonfinite && cell.same_cut) {
+    cell.nonfinite_differs = OtherKindsOfNonFinite(index_, piece_a, piece_b);
+  }
   for (const RowValue* value : {&a, &b}) {
     if (value->deviating_rank < 0) continue;
     out->any_difference = true;
@@ -147,8 +162,6 @@ void CellReader::AddCell(uint32_t request, size_t i, size_t j, size_t* hint, Sit
     cell.diff = std::max(cell.diff, value->deviation);
   }
   out->any_difference |= cell.nonfinite_differs;
-  const Piece &piece_a = index_.pieces[kA][a.piece], &piece_b = index_.pieces[kB][b.piece];
-  cell.same_cut = piece_a.position == piece_b.position && piece_a.n_rows == piece_b.n_rows;
   cell.decode = a.n_rows == 1 && (piece_a.n_rows == 1 || piece_b.n_rows == 1);
   for (uint32_t k = 0; k < a.n_rows; ++k) {
     const int64_t row = index_.row(request, a.position + static_cast<int32_t>(k), hint);
@@ -196,6 +209,11 @@ std::vector<uint8_t> ComparableSites(const JointIndex& index, std::vector<std::s
     if (site.begin[kA] == site.end[kA] || site.begin[kB] == site.end[kB]) continue;
     // Partial results say which keys they cover, or the runs must have been cut alike.
     if (site.parsed.chunk >= 0 && !same_chunks && !(SaysKeys(index, kA, site) && SaysKeys(index, kB, site))) {
+      continue;
+    }
+    if (IsCachePool(site.parsed.stem)) {
+      notes->push_back(site.name + ": not compared, where a pool holds a row is each run's own affair; its rows are " +
+                       "compared as they are written and read");
       continue;
     }
     const SideFormat a = FormatOf(index, kA, site), b = FormatOf(index, kB, site);

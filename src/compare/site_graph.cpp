@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "compare/bounds.h"
+#include "sites/beyond_table.h"
 
 namespace assay {
 namespace {
@@ -15,6 +16,7 @@ namespace {
 constexpr double kMaxRoundings = 4096;
 
 constexpr std::string_view kCacheReads[] = {"attn.k_read", "attn.v_read", "attn.kv_read"};
+constexpr std::string_view kCachePools[] = {"attn.k_cache", "attn.v_cache", "attn.kv_cache"};
 
 // What stands behind a name: itself when it is common, else what its definition reads.
 struct Ancestors {
@@ -86,7 +88,7 @@ class GraphBuilder {
       return;
     }
     if (site.parsed.def == nullptr) {
-      if (!BuildCacheRead(i)) BuildForeign(i);
+      if (!BuildCacheRead(i) && !BuildByExpert(i)) BuildForeign(i);
       return;
     }
     node.op = site.parsed.def->op;
@@ -113,8 +115,37 @@ class GraphBuilder {
       const int64_t common = attends ? Common(FormatSiteName(site.parsed.layer, read)) : -1;
       if (common >= 0) node.edges.push_back({static_cast<uint32_t>(common), true, model.gain});
     }
+    if (const BeyondSite* beyond = FindBeyond(site.parsed.stem)) AddBeyond(site.parsed.layer, *beyond, &node);
     node.inputs_known = !node.edges.empty();
     node.margin_site = Common(site.name + ".margin");
+  }
+
+  // Inputs beyond the site table, those that are common.
+  void AddBeyond(int32_t layer, const BeyondSite& beyond, GraphNode* node) {
+    const double gain = ModelOf(node->op).gain;
+    const auto alternatives = ParseSiteInputs(beyond.inputs);
+    for (const SiteInput& input : alternatives.front()) {
+      const int64_t common = Common(FormatSiteName(layer, input.name));
+      const bool known = std::any_of(node->edges.begin(), node->edges.end(),
+                                     [&](const GraphEdge& edge) { return edge.site == common; });
+      if (common >= 0 && !known) node->edges.push_back({static_cast<uint32_t>(common), false, gain});
+    }
+  }
+
+  // Rows sorted by expert, and what is made of them. False: it is no such site.
+  bool BuildByExpert(uint32_t i) {
+    const SiteName& name = index_.sites[i].parsed;
+    const BeyondSite* beyond = FindBeyond(name.stem);
+    if (beyond == nullptr || !beyond->by_expert) return false;
+    GraphNode& node = graph_.nodes[i];
+    const OpModel model = ModelOf(beyond->op);
+    node.op = beyond->op;
+    node.by_step = !index_.sites[i].has_rows;
+    node.roundings = model.roundings;
+    node.contracts = model.contracts;
+    AddBeyond(name.layer, *beyond, &node);
+    node.inputs_known = !node.edges.empty();
+    return true;
   }
 
   // A row read from the cache is the row written there, or a part of it. False: it is no such site, or what was written
@@ -132,23 +163,35 @@ class GraphBuilder {
     return true;
   }
 
-  // Sites without a definition: a value without token rows has no inputs; a value with rows is taken to come from
-  // the foreign site recorded before it, over any row of the request.
+  // Sites without a definition: a parameter has no inputs, a value with rows is taken to come from
+  // what is said of it beyond the site table, else from the foreign site recorded before it, over any row of the
+  // request.
   void BuildForeign(uint32_t i) {
     GraphNode& node = graph_.nodes[i];
-    if (!index_.sites[i].has_rows) {
+    const OpModel model{8, true, 16};  // unknown: as wide as the widest operation
+    const JointSite& site = index_.sites[i];
+    if (!site.has_rows) {
       node.op = SiteOp::kSource;
       node.roundings = 1;
+      if (!site.per_step || site.parsed.layer < 0) return;
+      // Made of the step's rows in an unknown way (scales of an activation): from what enters the layer, at the least.
+      const int64_t enters = Common(Expand(site.parsed.layer, "prev.out").front());
+      if (enters < 0) return;
+      node.by_step = true;
+      node.inputs_known = true;
+      node.edges.push_back({static_cast<uint32_t>(enters), false, model.gain});
       return;
     }
     node.op = SiteOp::kLinear;
-    const OpModel model{8, true, 16};  // unknown: as wide as the widest operation
     node.roundings = model.roundings;
     node.contracts = true;
-    if (previous_foreign_ >= 0) {
-      node.edges.push_back({static_cast<uint32_t>(previous_foreign_), true, model.gain});
-      node.inputs_known = true;
+    if (const BeyondSite* beyond = FindBeyond(site.parsed.stem)) AddBeyond(site.parsed.layer, *beyond, &node);
+    if (node.edges.empty() && previous_foreign_ >= 0) node.edges.push_back({static_cast<uint32_t>(previous_foreign_)});
+    for (GraphEdge& edge : node.edges) {
+      edge.context = true;
+      edge.gain = model.gain;
     }
+    node.inputs_known = !node.edges.empty();
     previous_foreign_ = i;
   }
 
@@ -274,6 +317,10 @@ class GraphBuilder {
 };
 
 }  // namespace
+
+bool IsCachePool(std::string_view stem) {
+  return std::find(std::begin(kCachePools), std::end(kCachePools), stem) != std::end(kCachePools);
+}
 
 bool IsCacheRead(std::string_view stem) {
   return std::find(std::begin(kCacheReads), std::end(kCacheReads), stem) != std::end(kCacheReads);

@@ -25,6 +25,7 @@ struct GraphNode {
   // All inputs of the table are there, none bridged: sums can be checked exactly.
   bool direct = false;
   bool inputs_known = false;  // false: no ancestor is common; the site is where the comparison begins
+  bool by_step = false;       // no token rows, made by a step: comparable where both sides' steps held the same rows
   std::vector<GraphEdge> edges;
   uint32_t last_use = 0;     // last site that reads this one
   int64_t margin_site = -1;  // companion "NAME.margin", when it is common
@@ -33,6 +34,8 @@ struct GraphNode {
 // "attn.k_read", "attn.v_read", "attn.kv_read": rows as attention gathered them from the cache. No engine must record
 // them; where both sides did, they stand between attn.kv_write and attention.
 bool IsCacheRead(std::string_view stem);
+// "attn.k_cache", "attn.v_cache", "attn.kv_cache": the whole pool of a layer.
+bool IsCachePool(std::string_view stem);
 
 struct SiteGraph {
   static constexpr double kMaxGain = 64;
