@@ -87,8 +87,9 @@ Result<WeightsResult> AuditWeights(const WeightSource& source, const Trace* trac
         {-1, WeightBad(CanonicalWeightName(problem.name), problem.cls, "weights: format", 0.95, {problem.what})});
   }
   if (unread > 0) {
-    result.notes.push_back(std::to_string(unread) +
-                           " tensors are of formats that are not decoded and were not judged: " + first_unread);
+    result.notes.push_back(
+        (unread == 1 ? "a tensor was not judged: " : std::to_string(unread) + " tensors were not judged, the first: ") +
+        first_unread);
   }
   CheckScales(source, result.weights, &found);
   for (const WeightProblem& wrong : options.mismatches) {

@@ -134,11 +134,36 @@ void CompareKinds(const std::vector<WeightAudit>& weights, std::vector<WeightFin
   }
 }
 
+// Scales of activations and caches, which belong to no weight. A learned one of another name may be negative.
+void CheckLooseScales(const WeightSource& source, std::vector<WeightFinding>* found) {
+  constexpr std::string_view kNames[] = {
+      "input_scale", "input_global_scale", "output_scale", "q_scale", "k_scale", "v_scale", "kv_scale"};
+  const std::set<std::string_view> others(source.others().begin(), source.others().end());
+  for (const CheckpointTensor& t : source.stored()) {
+    const std::string_view last = std::string_view(t.name).substr(t.name.rfind('.') + 1);
+    if (!IsFloat(t.dtype) || std::find(std::begin(kNames), std::end(kNames), last) == std::end(kNames)) continue;
+    if (others.count(t.name) == 0) continue;
+    const int64_t n = ElementCount(t.shape);
+    uint64_t wrong = 0;
+    double first = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      const double value = DecodeBits(LoadBits(t.data, i, t.dtype), t.dtype);
+      if (!(value > 0 && std::isfinite(value)) && wrong++ == 0) first = value;
+    }
+    if (wrong == 0) continue;
+    found->push_back({-1, WeightBad(CanonicalWeightName(t.name), fault_class::kQScale, "weights: scales", 0.9,
+                                    {Count(wrong, static_cast<uint64_t>(n)) +
+                                     " scales of an activation or cache are no positive numbers; the first is " +
+                                     NumberText(first)})});
+  }
+}
+
 }  // namespace
 
 // What no format allows, whatever the model.
 void CheckScales(const WeightSource& source, const std::vector<WeightAudit>& weights,
                  std::vector<WeightFinding>* found) {
+  CheckLooseScales(source, found);
   const bool powers = WantsPowersOfTwo(source);
   for (const WeightAudit& audit : weights) {
     const WeightStats& s = audit.stats;

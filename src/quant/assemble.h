@@ -31,6 +31,7 @@ struct QuantSettings {
   int bits = 4;
   int64_t block_rows = 0, block_cols = 0;  // weight_block_size or block_structure
   int64_t group_size = 0;
+  bool zero_points = false, act_order = false;  // of packed integers: companions that must be there
   bool gptq_v2 = false;
 };
 // config: the whole config.json. Keys of another type than expected count as absent.

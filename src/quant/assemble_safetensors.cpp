@@ -86,13 +86,14 @@ class Assembler {
       return;
     }
     used_.insert(t.name);
-    if (t.dtype == DType::kU8 || t.dtype == DType::kF4E2M1) {  // modelopt's NVFP4
-      Fp4Layout layout;
-      out_->Add(t.name, MakeFp4Weight(t.name, t, *scale, global, layout));
-      return;
+    if (t.dtype == DType::kU8 || t.dtype == DType::kF4E2M1) {  // modelopt's
+      return Fp4(t.name, t, *scale, global, t.name + "_scale_2", /*divide_global=*/false);
     }
     int64_t rows = 0, cols = 0;
-    if (scale->shape.size() == 2 && t.shape.size() == 2 && !(scale->shape[1] == 1 && scale->shape[0] == t.shape[0])) {
+    if (scale->shape.size() == 3 && t.shape.size() == 3) {
+      rows = settings_.block_rows, cols = settings_.block_cols;  // experts that lie together
+    } else if (scale->shape.size() == 2 && t.shape.size() == 2 &&
+               !(scale->shape[1] == 1 && scale->shape[0] == t.shape[0])) {
       rows = settings_.block_rows, cols = settings_.block_cols;
       const int64_t gr = scale->shape[0], gc = scale->shape[1];
       if (rows == 0 && gr > 0 && gc > 0 && gr * gc > 1) {  // no word of it in the configuration: from the shapes
@@ -102,6 +103,23 @@ class Assembler {
       if (gr * gc == 1 && (t.shape[0] > rows || t.shape[1] > cols)) rows = cols = 0;
     }
     out_->Add(t.name, MakeByteWeight(t.name, t, scale, zero, rows, cols));
+  }
+
+  // Scales that are exponents have groups of 32 and no global scale, e4m3 ones groups of 16 and one.
+  void Fp4(const std::string& name, const CheckpointTensor& t, const CheckpointTensor& scale,
+           const CheckpointTensor* global, const std::string& global_name, bool divide_global) {
+    Fp4Layout layout;
+    layout.exponent_scales = scale.dtype == DType::kU8 || scale.dtype == DType::kF8E8M0;
+    layout.group = layout.exponent_scales ? 32 : 16;
+    layout.divide_global = divide_global;
+    const bool matrix = t.shape.size() == 2 && scale.shape.size() == 2;
+    if (layout.exponent_scales && matrix && t.shape[1] % 24 == 0 && t.shape[1] / 24 == scale.shape[1]) {
+      return out_->Add(name, BadTensor(t, "mxfp6 " + std::string(kNotDecoded)));  // 32 codes in 24 bytes
+    }
+    if (scale.dtype == DType::kF8E4M3FN && global == nullptr) {
+      return out_->Add(name, BadTensor(t, "its global scale \"" + global_name + "\" is missing"));
+    }
+    out_->Add(name, MakeFp4Weight(name, t, scale, global, layout));
   }
 
   void Compressed(const CheckpointTensor& t, const std::string& stem) {
@@ -114,12 +132,7 @@ class Assembler {
       return;
     }
     if (BitsOf(t.dtype) == 8) {
-      Fp4Layout layout;
-      layout.exponent_scales = scale->dtype == DType::kU8 || scale->dtype == DType::kF8E8M0;
-      layout.group = layout.exponent_scales ? 32 : 16;
-      layout.divide_global = true;
-      out_->Add(name, MakeFp4Weight(name, t, *scale, global, layout));
-      return;
+      return Fp4(name, t, *scale, global, name + "_global_scale", /*divide_global=*/true);
     }
     PackedIntTensors parts;
     parts.code = &t;
@@ -138,6 +151,9 @@ class Assembler {
         }
       }
     }
+    if (settings_.zero_points && parts.zero == nullptr) {
+      return out_->Add(name, BadTensor(t, "its zero points \"" + name + "_zero_point\" are missing"));
+    }
     out_->Add(name, MakePackedIntWeight(name, IntPacking::kCompressed, bits, parts));
   }
 
@@ -150,13 +166,34 @@ class Assembler {
     parts.zero = Find(stem + ".qzeros");
     parts.g_idx = Find(stem + ".g_idx");
     used_.insert(t.name);
-    const bool awq = settings_.method == "awq";
+    // Other methods write one or the other: AWQ packs along the outputs.
+    const bool along_out = parts.scale != nullptr && parts.scale->shape.size() == 2 && t.shape.size() == 2 &&
+                           t.shape[1] > 0 && parts.scale->shape[1] % t.shape[1] == 0 &&
+                           parts.scale->shape[1] / t.shape[1] == 8;
+    const bool awq = settings_.method == "awq" || (settings_.method != "gptq" && along_out);
+    const char* lacks = settings_.zero_points && parts.zero == nullptr          ? ".qzeros"
+                        : settings_.act_order && !awq && parts.g_idx == nullptr ? ".g_idx"
+                                                                                : nullptr;
+    if (lacks != nullptr) {
+      return out_->Add(name, BadTensor(t, "\"" + stem + lacks + "\" is missing, which the configuration asks for"));
+    }
     const IntPacking packing = awq ? IntPacking::kAwq : settings_.gptq_v2 ? IntPacking::kGptqV2 : IntPacking::kGptq;
     out_->Add(name, MakePackedIntWeight(name, packing, settings_.bits, parts));
   }
 
-  // Second pass: plain numbers, and what is left of companions.
+  // Second pass: plain numbers, codes of formats that nothing above knows, and what is left of companions.
   void Rest(const CheckpointTensor& t) {
+    if (!settings_.method.empty() && BitsOf(t.dtype) == 8 && t.name.ends_with(".weight")) {
+      return out_->Add(t.name, BadTensor(t, std::string(NameOf(t.dtype)) + " codes without a scale of a known name: " +
+                                                "this form of quant_method \"" + settings_.method + "\" " +
+                                                std::string(kNotDecoded)));
+    }
+    for (const std::string_view part : {"_scale", "_scale_inv", "_scale_2", "_global_scale"}) {
+      if (!t.name.ends_with(".weight" + std::string(part))) continue;
+      const std::string name = t.name.substr(0, t.name.size() - part.size());
+      if (Find(name) != nullptr || Find(name + "_packed") != nullptr || !alone_.insert(name).second) continue;
+      return out_->Add(name, BadTensor(t, "what it scales, \"" + name + "\", is missing"));
+    }
     if (IsFloat(t.dtype) && BitsOf(t.dtype) >= 16 && !t.name.ends_with("_scale") && !t.name.ends_with(".k_scale") &&
         !t.name.ends_with(".v_scale") && t.name.find("rotary_emb") == std::string::npos) {
       out_->Add(t.name, MakePlainWeight(t.name, t));
@@ -169,6 +206,7 @@ class Assembler {
   const QuantSettings& settings_;
   Assembly* out_;
   std::set<std::string, std::less<>> used_;
+  std::set<std::string> alone_;  // names of weights of which only scales are there
 };
 
 }  // namespace
@@ -204,14 +242,22 @@ QuantSettings ReadQuantSettings(const Json& config) {
   }
   settings.bits = static_cast<int>(std::clamp<int64_t>(IntOf(FindKey(*quant, "bits"), 4), 1, 32));
   settings.group_size = IntOf(FindKey(*quant, "group_size"), 0);
+  const auto says = [](const Json& in, const char* key, bool value) {
+    const Json* found = FindKey(in, key);
+    return found != nullptr && found->is_boolean() && found->get<bool>() == value;
+  };
+  settings.zero_points = says(*quant, "zero_point", true) || says(*quant, "sym", false);
+  settings.act_order = says(*quant, "desc_act", true);
   ReadBlock(FindKey(*quant, "weight_block_size"), &settings);
   if (const Json* format = FindKey(*quant, "checkpoint_format"); format != nullptr && format->is_string()) {
     settings.gptq_v2 = format->get<std::string>() == "gptq_v2";
   }
   if (const Json* groups = FindKey(*quant, "config_groups"); groups != nullptr && groups->is_object()) {
+    settings.zero_points = !groups->empty();  // of all groups: which one a weight is of is not looked up
     for (const auto& [key, group] : groups->get_ref<const Json::object_t&>()) {
       const Json* weights = FindKey(group, "weights");
       if (weights == nullptr) continue;
+      settings.zero_points = settings.zero_points && says(*weights, "symmetric", false);
       settings.bits = static_cast<int>(std::clamp<int64_t>(IntOf(FindKey(*weights, "num_bits"), settings.bits), 1, 32));
       ReadBlock(FindKey(*weights, "block_structure"), &settings);
     }

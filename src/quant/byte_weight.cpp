@@ -130,7 +130,11 @@ Result<WeightPtr> MakeByteWeight(std::string name, const CheckpointTensor& code,
     const int64_t n = ElementCount(scale->shape);
     if (block_rows > 0 && block_cols > 0) {
       const int64_t grid_rows = (rows + block_rows - 1) / block_rows, grid_cols = (cols + block_cols - 1) / block_cols;
-      if (scale->shape != std::vector<int64_t>{grid_rows, grid_cols}) {
+      // Experts that lie together have a grid each; where blocks end with an expert these are one grid.
+      const bool stacked = code.shape.size() == 3 && scale->shape.size() == 3 && code.shape[1] % block_rows == 0 &&
+                           scale->shape[0] == code.shape[0] && scale->shape[1] == code.shape[1] / block_rows &&
+                           scale->shape[2] == grid_cols;
+      if (!stacked && scale->shape != std::vector<int64_t>{grid_rows, grid_cols}) {
         const bool turned = scale->shape == std::vector<int64_t>{grid_cols, grid_rows};
         return BadTensor(*scale, "grid " + ShapeText(scale->shape) + (turned ? " is transposed: " : ": ") + "weight " +
                                      ShapeText(code.shape) + " in blocks of " + std::to_string(block_rows) + "x" +
@@ -141,7 +145,7 @@ Result<WeightPtr> MakeByteWeight(std::string name, const CheckpointTensor& code,
     } else if (n == 1) {
       block_rows = std::max<int64_t>(rows, 1), block_cols = std::max<int64_t>(cols, 1);
       how = ", one scale";
-    } else if (n == rows) {
+    } else if (n == rows && (code.shape.size() < 3 || scale->shape.size() < 2 || scale->shape[1] == code.shape[1])) {
       block_rows = 1, block_cols = std::max<int64_t>(cols, 1);
       how = ", scale a row";
     } else {

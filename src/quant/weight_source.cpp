@@ -215,7 +215,7 @@ const Weight* WeightSource::find(std::string_view name) const {
 
 const WeightProblem* FindProblem(const WeightSource& source, const std::string& name) {
   for (const WeightProblem& problem : source.problems()) {
-    if (::fnmatch(problem.name.c_str(), name.c_str(), 0) == 0) return &problem;
+    if (::fnmatch(problem.name.c_str(), name.c_str(), 0) == 0 || name.starts_with(problem.name + ".")) return &problem;
   }
   return nullptr;
 }

@@ -58,7 +58,7 @@ class WeightSource {
 };
 
 // What kept the weight `name` from being one; nullptr: nothing. A problem of experts that lie together
-// ("….experts.*.up_proj.weight") is one of each.
+// ("….experts.*.up_proj.weight") is one of each, and one of NAME is one of its companions, NAME.absmax.
 const WeightProblem* FindProblem(const WeightSource& source, const std::string& name);
 
 // The name under which a trace has a weight: "layers.3.mlp.down_proj.weight" for

@@ -1,8 +1,8 @@
-"""assay weights --decode against the packages that write the formats: gguf, torch, compressed-tensors, transformers."""
+"""assay weights --decode against the packages that write the formats: gguf, torch, transformers (test_compressed_tensors.py has
+compressed-tensors)."""
 
 from __future__ import annotations
 
-import os
 import pathlib
 import subprocess
 
@@ -11,28 +11,7 @@ import pytest
 
 gguf = pytest.importorskip("gguf")
 torch = pytest.importorskip("torch")
-from safetensors.numpy import load_file  # noqa: E402
-from safetensors.torch import save_file  # noqa: E402
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-ASSAY = os.environ.get("ASSAY_BINARY", str(ROOT / "build" / "assay"))
-
-
-def decode(path: pathlib.Path, out: pathlib.Path, only: str = "") -> dict[str, np.ndarray]:
-    """What assay makes of the checkpoint; findings (exit code 1) are the audit's business."""
-    argv = [ASSAY, "weights", str(path), "--decode", str(out)] + (["--only", only] if only else [])
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
-    assert done.returncode in (0, 1), done.stderr
-    return load_file(out)
-
-
-def folder(tmp_path: pathlib.Path, tensors: dict[str, torch.Tensor], config: dict) -> pathlib.Path:
-    import json
-
-    save_file({k: v.contiguous() for k, v in tensors.items()}, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    return tmp_path
-
+from decoded import ASSAY, audit, decode, folder  # noqa: E402
 
 QUANTISED = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4"]
 
@@ -95,64 +74,6 @@ def test_exponent_scales_are_powers_of_two(tmp_path: pathlib.Path) -> None:
     path = folder(tmp_path, {stem + "weight": code, stem + "weight_scale_inv": scale.view(torch.float8_e8m0fnu)}, config)
     got = decode(path, tmp_path / "out.safetensors")[stem + "weight"]
     want = code.float().numpy() * np.repeat([2.0**-7, 2.0**3], 128).astype(np.float32)
-    np.testing.assert_array_equal(got, want)
-
-
-STEM = "model.layers.0.mlp.down_proj."
-
-
-def compressed(fmt: str, args: dict, parts: dict[str, torch.Tensor], tmp_path: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
-    """Compressed by compressed-tensors, decoded by it and by assay."""
-    from compressed_tensors.compressors import BaseCompressor
-    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-
-    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**args))
-    compressor = BaseCompressor.get_value_from_registry(fmt)
-    stored = compressor.compress(dict(parts), scheme)
-    want = compressor.decompress(dict(stored), scheme)["weight"].to(torch.float32).numpy()
-    quantisation = {"quant_method": "compressed-tensors", "format": fmt,
-                    "config_groups": {"group_0": {"targets": ["Linear"], "weights": args}}}  # fmt: skip
-    path = folder(tmp_path, {STEM + k: v.detach() for k, v in stored.items()}, {"model_type": "llama", "quantization_config": quantisation})
-    return decode(path, tmp_path / "out.safetensors")[STEM + "weight"], want
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("strategy", ["group", "channel"])
-def test_pack_quantized(bits: int, symmetric: bool, strategy: str, tmp_path: pathlib.Path) -> None:
-    pytest.importorskip("compressed_tensors")
-    generator = torch.Generator().manual_seed(bits)
-    n, k, groups = 24, 96, 3 if strategy == "group" else 1
-    scale = torch.rand(n, groups, generator=generator) * 0.02 + 0.01
-    parts = {"weight": torch.randn(n, k, generator=generator) / 10, "weight_scale": scale}
-    if not symmetric:
-        parts["weight_zero_point"] = torch.randint(-(2 ** (bits - 1)), 2 ** (bits - 1), (n, groups), generator=generator).to(torch.int8)
-    args = {"num_bits": bits, "type": "int", "symmetric": symmetric, "strategy": strategy}
-    if strategy == "group":
-        args["group_size"] = 32
-    got, want = compressed("pack-quantized", args, parts, tmp_path)
-    np.testing.assert_allclose(got, want, rtol=2.0**-23)
-
-
-def test_nvfp4_pack_quantized(tmp_path: pathlib.Path) -> None:
-    pytest.importorskip("compressed_tensors")
-    generator = torch.Generator().manual_seed(9)
-    weight = torch.randn(16, 64, generator=generator)
-    amax = weight.reshape(16, 4, 16).abs().amax(-1)
-    global_scale = torch.tensor([448 * 6 / float(weight.abs().max())])
-    scale = (amax / 6 * global_scale).to(torch.float8_e4m3fn).to(torch.float32)
-    args = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
-    got, want = compressed("nvfp4-pack-quantized", args, {"weight": weight, "weight_scale": scale, "weight_global_scale": global_scale}, tmp_path)  # fmt: skip
-    # The package decodes to bfloat16.
-    np.testing.assert_allclose(got, want, rtol=2.0**-7)
-
-
-def test_mxfp4_pack_quantized(tmp_path: pathlib.Path) -> None:
-    pytest.importorskip("compressed_tensors")
-    weight = torch.randn(16, 64, generator=torch.Generator().manual_seed(10))
-    scale = 2.0 ** torch.floor(torch.log2(weight.reshape(16, 2, 32).abs().amax(-1) / 6))
-    args = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
-    got, want = compressed("mxfp4-pack-quantized", args, {"weight": weight, "weight_scale": scale}, tmp_path)
     np.testing.assert_array_equal(got, want)
 
 
@@ -334,3 +255,22 @@ def test_checkpoint_is_not_written_over(tmp_path):
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and "name another file" in done.stderr
     assert (path / "model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize("axis", ["block", "row", "column"])
+def test_experts_that_lie_together_in_float8(axis: str, tmp_path: pathlib.Path) -> None:
+    """[E, rows, columns] with a grid or a scale a row of each expert; one a column is no layout of rows, and refused."""
+    generator = torch.Generator().manual_seed(29)
+    code = (torch.randn(3, 64, 64, generator=generator) * 20).to(torch.float8_e4m3fn)
+    shape = {"block": (3, 2, 2), "row": (3, 64, 1), "column": (3, 1, 64)}[axis]
+    scale = torch.rand(shape, generator=generator) + 0.01
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    quantisation = {"quant_method": "fp8"} | ({"weight_block_size": [32, 32]} if axis == "block" else {})
+    suffix = "_scale_inv" if axis == "block" else "_scale"
+    path = folder(tmp_path / "model", {name: code, name + suffix: scale}, {"model_type": "qwen3_moe", "quantization_config": quantisation})
+    if axis == "column":
+        result = audit(path)[1]
+        assert [f["first_bad"]["class"] for f in result["findings"]] == ["Q-LAYOUT"]
+        return
+    wide = scale.repeat_interleave(32, 1).repeat_interleave(32, 2) if axis == "block" else scale
+    np.testing.assert_array_equal(decode(path, tmp_path / "out.safetensors")[name], (code.float() * wide).numpy())

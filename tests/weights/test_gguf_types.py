@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
 import pathlib
-import subprocess
 from typing import Any
 
 import numpy as np
 import pytest
 
 gguf = pytest.importorskip("gguf")
-from safetensors.numpy import load_file  # noqa: E402
+pytest.importorskip("torch")
+from decoded import audit, decode  # noqa: E402
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-ASSAY = os.environ.get("ASSAY_BINARY", str(ROOT / "build" / "assay"))
 Kind = gguf.GGMLQuantizationType
 STORED, OURS = "blk.0.ffn_down.weight", "model.layers.0.mlp.down_proj.weight"
 NOT_DECODED = {"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ1_0", "TQ2_0", "Q1_0"}
@@ -31,16 +27,8 @@ def write(path: pathlib.Path, tensors: dict[str, tuple[np.ndarray, Any, tuple[in
     return path
 
 
-def audit(path: pathlib.Path, *more: str) -> tuple[int, dict[str, Any]]:
-    done = subprocess.run([ASSAY, "weights", "--json", str(path), *more], capture_output=True, text=True, timeout=120)
-    assert done.returncode in (0, 1, 3), done.stderr
-    return done.returncode, json.loads(done.stdout) if done.stdout else {"error": done.stderr}
-
-
-def decode(path: pathlib.Path) -> np.ndarray:
-    out = path.with_suffix(".safetensors")
-    assert audit(path, "--decode", str(out))[0] == 0
-    return load_file(out)[OURS]
+def decoded(path: pathlib.Path) -> np.ndarray:
+    return decode(path, path.with_suffix(".safetensors"))[OURS]
 
 
 @pytest.mark.parametrize("kind", list(Kind), ids=lambda kind: kind.name)
@@ -52,14 +40,14 @@ def test_type_is_decoded_or_said_not_to_be(kind: Any, tmp_path: pathlib.Path) ->
     beside = (np.ones((2, 8), np.float32), Kind.F32, None)
     blocks = np.zeros((2, 2 * size), np.uint8)
     path = write(tmp_path / "m.gguf", {STORED: (blocks, kind, (2, 2 * elems)), "blk.0.ffn_up.weight": beside})
-    code, result = audit(path)
+    code, result, _ = audit(path)
     assert code == 0, result
-    decoded = {w["name"]: w["stats"]["count"] for w in result["weights"]}
+    measured = {w["name"]: w["stats"]["count"] for w in result["weights"]}
     said = [note for note in result["notes"] if f"type {kind.name.lower()} is not decoded" in note]
     if kind.name in NOT_DECODED:
-        assert OURS not in decoded and len(said) == 1, result["notes"]
+        assert OURS not in measured and len(said) == 1, result["notes"]
     else:
-        assert decoded[OURS] == 4 * elems and said == []
+        assert measured[OURS] == 4 * elems and said == []
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4"])
@@ -67,7 +55,7 @@ def test_quantised_by_the_package(name: str, tmp_path: pathlib.Path) -> None:
     """What the package writes of real numbers, beside its own reading and beside the numbers themselves."""
     x = np.random.default_rng(31).standard_normal((7, 96)).astype(np.float32)
     raw = gguf.quantize(x, Kind[name])
-    got, want = decode(write(tmp_path / "m.gguf", {STORED: (raw, Kind[name], None)})), gguf.dequantize(raw, Kind[name])
+    got, want = decoded(write(tmp_path / "m.gguf", {STORED: (raw, Kind[name], None)})), gguf.dequantize(raw, Kind[name])
     np.testing.assert_allclose(got, want, rtol=2.0**-23, atol=2.0**-23 * np.abs(want).max())
     # Half a step of the coarsest block (e2m1: of 4 to 6), and one step for those that are cut off at one end.
     steps = {"Q4_0": 8, "Q4_1": 15 / 2, "Q5_0": 16, "Q5_1": 31 / 2, "Q8_0": 127, "MXFP4": 3}[name]
@@ -83,7 +71,7 @@ def test_plain_numbers(name: str, tmp_path: pathlib.Path) -> None:
     else:
         stored = x.astype({"F32": "f4", "F16": "f2", "F64": "f8", "I8": "i1", "I16": "i2", "I32": "i4", "I64": "i8"}[name])
         raw, want = stored.view(np.uint8), stored.astype(np.float32)
-    np.testing.assert_array_equal(decode(write(tmp_path / "m.gguf", {STORED: (raw, Kind[name], (5, 12))})), want)
+    np.testing.assert_array_equal(decoded(write(tmp_path / "m.gguf", {STORED: (raw, Kind[name], (5, 12))})), want)
 
 
 @pytest.mark.parametrize("name", ["Q8_1", "Q8_K"])
@@ -95,5 +83,5 @@ def test_types_of_products_which_the_package_does_not_read(name: str, tmp_path: 
     sums = rng.integers(0, 256, (3, 2, 2 if name == "Q8_1" else 32), np.uint8)  # of the codes: not read
     fields = [scale.view(np.uint8), sums, code.view(np.uint8)] if name == "Q8_1" else [scale.view(np.uint8), code.view(np.uint8), sums]
     raw = np.concatenate(fields, 2).reshape(3, -1)
-    got = decode(write(tmp_path / "m.gguf", {STORED: (raw, Kind[name], (3, 2 * elems))}))
+    got = decoded(write(tmp_path / "m.gguf", {STORED: (raw, Kind[name], (3, 2 * elems))}))
     np.testing.assert_array_equal(got, (scale.astype(np.float32) * code).reshape(3, -1))

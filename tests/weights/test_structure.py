@@ -188,3 +188,85 @@ def test_whole_layer_or_head_is_missed_in_unknown_families_too(drop: str, name: 
     tensors = {n: x for n, x in model().items() if drop not in n}
     found, _ = audit(tmp_path, tensors, CONFIG | {"model_type": "unheard_of"})
     assert [(f["name"], f["class"]) for f in found] == [(name, "LOAD")]
+
+
+FLOAT8_LLAMA = {"model_type": "llama", "quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}
+ATTENTION = "model.layers.0.self_attn."
+
+
+@pytest.mark.parametrize("name", [MLP + "down_proj.input_scale", ATTENTION + "k_proj.k_scale", ATTENTION + "attn.v_scale"])
+@pytest.mark.parametrize("value", [0.5, 0.0, -1.0, np.nan, np.inf])
+def test_scale_of_an_activation_or_cache(name: str, value: float, tmp_path: pathlib.Path) -> None:
+    tensors = float8(np.array(0.01)) | {name: np.array(value, np.float32)}
+    tensors[MLP + "down_proj.weight_scale"] = tensors.pop(MLP + "down_proj.weight_scale_inv")
+    found, _ = audit(tmp_path, tensors, FLOAT8_LLAMA)
+    ours = name.replace("model.", "").replace("self_attn", "attn")
+    assert [(f["name"], f["class"]) for f in found] == ([] if value == 0.5 else [(ours, "Q-SCALE")])
+
+
+
+@pytest.mark.parametrize(
+    "config, drop",
+    [
+        ({"quant_method": "gptq", "bits": 4, "sym": False, "desc_act": True}, "qzeros"),
+        ({"quant_method": "gptq", "bits": 4, "sym": False, "desc_act": True}, "g_idx"),
+        ({"quant_method": "gptq", "bits": 4, "sym": False, "desc_act": True}, "scales"),
+        ({"quant_method": "awq", "bits": 4, "zero_point": True}, "qzeros"),
+        ({"quant_method": "awq", "bits": 4, "zero_point": True}, ""),
+        ({"quant_method": "gptq", "bits": 4, "sym": False, "desc_act": True}, ""),
+        ({"quant_method": "gptq", "bits": 4, "sym": True, "desc_act": False}, "g_idx"),
+        ({"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:auto_awq"}, ""),
+    ],
+)  # fmt: skip
+def test_companions_of_packed_integers(config: dict[str, Any], drop: str, tmp_path: pathlib.Path) -> None:
+    """64 x 64 in groups of 32; AWQ packs along the outputs, which the shapes tell where the method does not."""
+    rng, awq = np.random.default_rng(17), config["quant_method"] != "gptq"
+    shapes = {"qweight": (64, 8) if awq else (8, 64), "qzeros": (2, 8), **({} if awq else {"g_idx": (64,)})}
+    tensors: dict[str, Any] = {MLP + "down_proj." + n: rng.integers(0, 2**31, s).astype(np.int32) for n, s in shapes.items()}
+    if not awq:
+        tensors[MLP + "down_proj.g_idx"] = rng.integers(0, 2, 64).astype(np.int32)
+    tensors[MLP + "down_proj.scales"] = rng.uniform(0.01, 0.02, (2, 64)).astype(np.float16)
+    tensors.pop(MLP + "down_proj." + drop, None)
+    found, _ = audit(tmp_path, tensors, {"model_type": "llama", "quantization_config": config})
+    wrong = bool(drop) and (drop != "g_idx" or config["desc_act"])
+    assert [(f["name"], f["class"]) for f in found] == ([("layers.0.mlp.down_proj.weight", "LOAD")] if wrong else [])
+    assert not wrong or drop.rstrip("s") in found[0]["evidence"][0]
+
+
+def nvfp4() -> dict[str, Any]:
+    rng = np.random.default_rng(18)
+    return {MLP + "down_proj.weight": rng.integers(0, 256, (8, 16), np.uint8), MLP + "down_proj.weight_scale": ck.raw_e4m3(np.ones((8, 2))),
+            MLP + "down_proj.weight_scale_2": np.array(0.5, np.float32)}  # fmt: skip
+
+
+def test_parts_of_a_weight_that_are_missing(tmp_path: pathlib.Path) -> None:
+    config = {"model_type": "llama", "quantization_config": {"quant_method": "modelopt"}}
+    assert audit(tmp_path, nvfp4(), config)[0] == []
+    for part, says in (("weight_scale_2", "global scale"), ("weight_scale", "scale"), ("weight", "what it scales")):
+        tensors = nvfp4()
+        del tensors[MLP + "down_proj." + part]
+        if part == "weight_scale":
+            del tensors[MLP + "down_proj.weight_scale_2"]
+            tensors[MLP + "down_proj.weight"] = ck.raw_e4m3(np.ones((8, 16)))
+        if part == "weight":
+            tensors["model.norm.weight"] = np.ones(4, np.float32)
+        found, _ = audit(tmp_path, tensors, config)
+        assert [(f["name"], f["class"]) for f in found] == [("layers.0.mlp.down_proj.weight", "LOAD")], part
+        assert says in found[0]["evidence"][0] and "missing" in found[0]["evidence"][0]
+
+
+def test_four_bits_under_exponents_beside_their_codes(tmp_path: pathlib.Path) -> None:
+    """What Quark writes: MXFP4 codes and scales under the names of a one-byte weight."""
+    rng = np.random.default_rng(19)
+    tensors = {MLP + "down_proj.weight": rng.integers(0, 256, (8, 32), np.uint8), MLP + "down_proj.weight_scale": rng.integers(118, 124, (8, 2), np.uint8)}
+    found, _ = audit(tmp_path, tensors, {"model_type": "llama", "quantization_config": {"quant_method": "quark"}})
+    assert found == []
+
+
+def test_form_of_codes_that_is_not_known_is_no_finding(tmp_path: pathlib.Path) -> None:
+    """bitsandbytes: codes in one column beside tables of their own."""
+    stem = MLP + "down_proj.weight"
+    codes = {stem: np.zeros((128, 1), np.uint8), stem + ".absmax": np.ones(4, np.float32), stem + ".quant_map": np.ones(16, np.float32)}
+    config = CONFIG | {"quantization_config": {"quant_method": "bitsandbytes"}}
+    found, notes = audit(tmp_path, model() | codes, config)
+    assert found == [] and any('quant_method "bitsandbytes" is not decoded' in note for note in notes)
