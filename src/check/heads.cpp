@@ -1,10 +1,14 @@
-// Heads that are all zero, or all equal, in the output of an attention whose query heads are neither. The head grid of
-// the statistics suffices. A symptom: a pruned model has zero heads by right, but then in the query as well.
+// Heads that are zero or constant, or all equal, in the output of an attention whose query heads are neither. The head
+// grid of the statistics suffices for zero and equal ones; stored values tell the others. A symptom: a pruned model has
+// zero heads by right, but then in the query as well.
 #include <algorithm>
 #include <map>
+#include <string>
+#include <vector>
 
 #include "check/checks.h"
 #include "check/helpers.h"
+#include "check/stuck_heads.h"
 
 namespace assay::check {
 namespace {
@@ -48,27 +52,40 @@ class Heads final : public ScanCheck {
   void Finish(const Capture& capture, CheckReport* report) override {
     for (const auto& [key, site] : sites_) {
       const auto info = capture.Info(site.first);
-      std::vector<int32_t> zero;
+      std::vector<int32_t> zero, constant;
       for (size_t h = 0; h < site.zero.size(); ++h) {
         if (site.zero[h]) zero.push_back(static_cast<int32_t>(h));
       }
+      if (zero.empty()) {
+        StuckHeads stuck = FindStuckHeads(capture, EventsOf(capture, *info));
+        zero = std::move(stuck.zero);
+        constant = std::move(stuck.constant);
+      }
+      std::vector<int32_t> bad = zero;
+      bad.insert(bad.end(), constant.begin(), constant.end());
       // One pair of equal sums may be chance in few bits; two segments of two heads are not.
-      const bool equal = site.equal && site.segments > 1;
-      if ((zero.empty() && !equal) || !QueryHeadsDiffer(capture, *info, zero) ||
-          (equal && zero.empty() && KeysAreEqual(capture, *info, site.request))) {
+      const bool equal = bad.empty() && site.equal && site.segments > 1;
+      if ((bad.empty() && !equal) || !QueryHeadsDiffer(capture, *info, bad) ||
+          (equal && KeysAreEqual(capture, *info, site.request))) {
         report->Right(site.first);
         continue;
       }
-      Suspicion s = At(*info, equal && zero.empty() ? fault_class::kStride : fault_class::kUnknown, 0);
+      Suspicion s = At(*info, equal ? fault_class::kStride : fault_class::kUnknown, 0);
       s.local = false;
-      for (const int32_t h : zero) s.bad.heads.push_back(h + FirstHead(*info));
-      s.bad.measured = static_cast<double>(equal ? site.zero.size() : zero.size());
-      s.bad.bound_basis = "heads, over " + std::to_string(site.segments) + " segments; none may be zero or all equal";
+      std::sort(bad.begin(), bad.end());
+      for (const int32_t h : bad) s.bad.heads.push_back(h + FirstHead(*info));
+      s.bad.measured = static_cast<double>(equal ? site.zero.size() : bad.size());
+      s.bad.bound_basis =
+          "heads, over " + std::to_string(site.segments) + " segments; none may be zero or constant, nor all equal";
       s.bad.confidence = 0.6;
-      s.bad.evidence.push_back(zero.empty() ? "all " + std::to_string(site.zero.size()) +
-                                                  " heads have the same norm in every segment"
-                                            : std::to_string(zero.size()) + " of " + std::to_string(site.zero.size()) +
-                                                  " heads are zero in every segment");
+      const std::string of = " of " + std::to_string(site.zero.size()) + " heads ";
+      if (equal)
+        s.bad.evidence.push_back("all " + std::to_string(site.zero.size()) +
+                                 " heads have the same norm in every segment");
+      if (!zero.empty()) s.bad.evidence.push_back(std::to_string(zero.size()) + of + "are zero behind position 0");
+      if (!constant.empty())
+        s.bad.evidence.push_back(std::to_string(constant.size()) + of +
+                                 "hold one and the same row at every position behind 0, which is no row of the values");
       report->Found(std::move(s));
     }
   }
@@ -82,6 +99,12 @@ class Heads final : public ScanCheck {
     uint64_t request = 0;  // of its first segment
   };
 
+  static std::vector<EventId> EventsOf(const Capture& capture, const EventInfo& info) {
+    std::vector<EventId> events = RealEvents(capture, info.name);
+    std::erase_if(events, [&](EventId id) { return capture.trace().event(id).rank() != info.event.rank; });
+    return events;
+  }
+
   // Global number of the rank's first head, by the columns of its shard.
   static int32_t FirstHead(const EventInfo& info) {
     const Event& e = info.event;
@@ -92,8 +115,9 @@ class Heads final : public ScanCheck {
     return static_cast<int32_t>(e.shard.col_offset / head);
   }
 
-  // The query's heads are neither zero where the output's are, nor all equal. true when the query was not recorded.
-  static bool QueryHeadsDiffer(const Capture& capture, const EventInfo& out, const std::vector<int32_t>& zero) {
+  // The query's heads are neither zero where the output's are stuck, nor all equal. true when the query was not
+  // recorded.
+  static bool QueryHeadsDiffer(const Capture& capture, const EventInfo& out, const std::vector<int32_t>& stuck) {
     const auto q = capture.Operand(out, out.prefix + "attn.q");
     if (!q) return true;
     const EventView view = capture.trace().event(*q);
@@ -107,7 +131,7 @@ class Heads final : public ScanCheck {
         sums[static_cast<size_t>(h)] += cell.sum_sq;
       }
     }
-    for (const int32_t h : zero) {
+    for (const int32_t h : stuck) {
       if (static_cast<size_t>(h) < sums.size() && sums[static_cast<size_t>(h)] == 0) return false;
     }
     return sums.size() < 2 || std::any_of(sums.begin(), sums.end(), [&](double s) { return s != sums[0]; });

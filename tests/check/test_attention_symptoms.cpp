@@ -40,6 +40,39 @@ TEST(CheckHeads, HeadOfZerosIsNamedInAPromptFromItsFirstRow) {
 }
 TEST(CheckHeads, HeadsThatDifferAreRight) { EXPECT_RULED_OUT(Heads(false)); }
 
+// A prompt of 8 rows with stored values, 4 heads of 8 over 2 heads of values. Head 2 holds `stuck` behind position 0.
+CheckResult StuckHead(const std::vector<float>& stuck, size_t n_stuck = 1) {
+  SmallTrace t;
+  const Put put{.rows = {{t.Request({1, 2, 3, 4, 5, 6, 7, 8}), 0, 8, 0, false}}};
+  std::vector<float> out = Noise(8 * 32, 2);
+  for (size_t r = 1; r < 8 && !stuck.empty(); ++r) {
+    for (size_t h = 2; h < 2 + n_stuck; ++h)
+      std::copy(stuck.begin(), stuck.end(), out.begin() + static_cast<int64_t>(r * 32 + h % 4 * 8));
+  }
+  t.Record("layers.0.attn.q", "T H d", {8, 4, 8}, Noise(8 * 32, 1), put);
+  t.Record("layers.0.attn.v", "T Hkv dv", {8, 2, 8}, Noise(8 * 16, 3), put);
+  t.Record("layers.0.attn.out", "T H dv", {8, 4, 8}, out, put);
+  return Judge(t, {"heads"});
+}
+
+TEST(CheckHeads, HeadThatIsStuckBehindItsFirstRowIsNamed) {
+  const std::vector<float> other = Noise(8, 4), one(8, 0.5F), zero(8, 0.0F);
+  for (const std::vector<float>& stuck : {other, one, zero}) {
+    const CheckResult r = StuckHead(stuck);
+    ASSERT_FALSE(r.findings.empty());
+    EXPECT_EQ(r.findings[0].name, "layers.0.attn.out");
+    EXPECT_EQ(r.findings[0].heads, std::vector<int32_t>{2});
+  }
+  EXPECT_RULED_OUT(StuckHead({}));
+}
+// Head 2 reads the second head of values; it may look at one key all the time.
+TEST(CheckHeads, HeadThatHoldsOneOfItsValuesIsRight) {
+  const std::vector<float> values = Noise(8 * 16, 3);
+  EXPECT_RULED_OUT(StuckHead({values.begin() + 8, values.begin() + 16}));
+}
+// Equal tokens have equal values in every head.
+TEST(CheckHeads, HeadsThatAllStayTheSameAreRight) { EXPECT_RULED_OUT(StuckHead(Noise(8, 4), 4)); }
+
 CheckResult Probabilities(float factor) {
   SmallTrace t;
   const uint64_t a = t.Request({1, 2});
