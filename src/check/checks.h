@@ -30,5 +30,6 @@ void CheckSpeculation(const Capture& capture, CheckReport* report);
 void CheckRepeats(const Capture& capture, CheckReport* report);
 void CheckSoftmaxSums(const Capture& capture, CheckReport* report);
 void CheckEntropy(const Capture& capture, CheckReport* report);
+void CheckLseRange(const Capture& capture, CheckReport* report);  // statistics suffice
 
 }  // namespace assay::check

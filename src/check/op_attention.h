@@ -45,6 +45,9 @@ struct AttentionValues {
 // or the lse of one of these.
 // `inputs`: full names of queries, keys and values, for a result at a name of its own.
 Result<AttentionCall> GatherAttention(const Subject& result, std::span<const std::string> inputs = {});
+// 1 / sqrt(d), with YaRN's m^2 where the metadata ask for it (DeepSeek's softmax scale). softmax_scale of the event
+// goes before it.
+double DefaultSoftmaxScale(const Capture& capture, const EventInfo& info, int64_t d);
 // What scores depend on, without sinks and ranges: points into the batch and the call.
 oracle::AttentionInput InputOf(const AttentionBatch& batch, const AttentionCall& call);
 // Rows of requests are computed, all others are 0 and -inf. `only`: that batch alone.

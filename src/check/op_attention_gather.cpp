@@ -138,19 +138,6 @@ Status TakeEarlierFromCache(const Subject& s, const std::string& fresh, uint64_t
 // By the recording alone: whether it has a payload is another question.
 bool Has(const Subject& s, std::string_view stem) { return s.capture().Operand(s.info(), s.Sibling(stem)).has_value(); }
 
-// 1 / sqrt(d), with YaRN's m^2 where the metadata ask for it (DeepSeek's softmax scale); softmax_scale of the event
-// goes before it.
-double DefaultScale(const Subject& s, int64_t d) {
-  double scale = 1 / std::sqrt(static_cast<double>(d));
-  const auto factor = s.capture().Number(s.info(), "rope.factor");
-  const auto all_dim = s.capture().Number(s.info(), "rope.mscale_all_dim");
-  if (factor && all_dim && *factor > 1 && *all_dim != 0) {
-    const double m = oracle::YarnMagnitude(*factor, *all_dim);
-    scale *= m * m;
-  }
-  return scale;
-}
-
 // Positions chosen by a sparse indexer, as a mask over the keys of a batch.
 void MaskChosen(const Tensor& topk, AttentionBatch* batch) {
   batch->mask =
@@ -186,6 +173,17 @@ void AllowExpansion(const AttentionBatch& b, oracle::Computed* out) {
 }
 
 }  // namespace
+
+double DefaultSoftmaxScale(const Capture& capture, const EventInfo& info, int64_t d) {
+  double scale = 1 / std::sqrt(static_cast<double>(d));
+  const auto factor = capture.Number(info, "rope.factor");
+  const auto all_dim = capture.Number(info, "rope.mscale_all_dim");
+  if (factor && all_dim && *factor > 1 && *all_dim != 0) {
+    const double m = oracle::YarnMagnitude(*factor, *all_dim);
+    scale *= m * m;
+  }
+  return scale;
+}
 
 // "0:64,64:128": one range of key positions a request, as the metadata `keys` of a chunk's result has them. Empty for
 // anything else.
@@ -331,7 +329,8 @@ Result<AttentionCall> GatherAttention(const Subject& s, std::span<const std::str
     }
   }
 
-  call.spec.scale = s.Number("softmax_scale", DefaultScale(s, q != nullptr ? q->dim(-1) : query.cols()));
+  call.spec.scale =
+      s.Number("softmax_scale", DefaultSoftmaxScale(s.capture(), info, q != nullptr ? q->dim(-1) : query.cols()));
   call.spec.causal = s.Flag("causal", true);
   call.spec.window = s.Integer("window", 0);
   call.spec.chunk = s.Integer("attention_chunk", 0);

@@ -42,6 +42,8 @@ constexpr std::array kChecks = {
     CheckDef{"repeats", h::kBackend, "equal operands give equal results", "events with repeat=0, 1, …",
              check::CheckRepeats},
     CheckDef{"softmax_sums", h::kAttention, "probabilities sum to 1", "attn.probs, logprobs", check::CheckSoftmaxSums},
+    CheckDef{"lse_range", h::kAttention, "log-sum-exps lie where their scores can", "attn.lse, attn.q, attn.k",
+             check::CheckLseRange},
     CheckDef{"entropy", h::kAttention, "attention is neither uniform nor collapsed", "attn.q, attn.k with values",
              check::CheckEntropy},
 };

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <numbers>
 #include <string>
 #include <vector>
 
@@ -38,8 +40,6 @@ TEST(CheckHeads, HeadOfZerosIsNamedInAPromptFromItsFirstRow) {
   EXPECT_EQ(r.findings[0].heads, std::vector<int32_t>{1});
   EXPECT_RULED_OUT(Heads(false, 0));
 }
-TEST(CheckHeads, HeadsThatDifferAreRight) { EXPECT_RULED_OUT(Heads(false)); }
-
 // A prompt of 8 rows with stored values, 4 heads of 8 over 2 heads of values. Head 2 holds `stuck` behind position 0.
 CheckResult StuckHead(const std::vector<float>& stuck, size_t n_stuck = 1) {
   SmallTrace t;
@@ -72,6 +72,8 @@ TEST(CheckHeads, HeadThatHoldsOneOfItsValuesIsRight) {
 }
 // Equal tokens have equal values in every head.
 TEST(CheckHeads, HeadsThatAllStayTheSameAreRight) { EXPECT_RULED_OUT(StuckHead(Noise(8, 4), 4)); }
+
+TEST(CheckHeads, HeadsThatDifferAreRight) { EXPECT_RULED_OUT(Heads(false)); }
 
 CheckResult Probabilities(float factor) {
   SmallTrace t;
@@ -154,6 +156,45 @@ TEST(CheckEntropy, UniformAttentionOnLatentsIsNamed) {
 }
 
 TEST(CheckEntropy, AttentionInBetweenIsRight) { EXPECT_RULED_OUT(Entropy(1)); }
+
+// Statistics alone: 64 rows, queries and keys of this size, and log-sum-exps of scores near 0 times `factor`.
+CheckResult LseRange(float size, float factor, bool keys = true) {
+  SmallTrace t(1, Level::kStats);
+  const Put put{.rows = {{t.Request({1, 2}), 0, 64, 0, false}}};
+  std::vector<float> q = Noise(64 * 16, 1), k = Noise(64 * 8, 2), lse;
+  for (float& v : q) v *= size;
+  for (float& v : k) v *= size;
+  for (int i = 0; i < 128; ++i) lse.push_back(factor * std::log(static_cast<float>(i / 2 + 1)));
+  t.Record("layers.0.attn.q", "T H d", {64, 2, 8}, q, put);
+  if (keys) t.Record("layers.0.attn.k", "T Hkv d", {64, 1, 8}, k, put);
+  t.Record("layers.0.attn.lse", "T H", {64, 2}, lse, put);
+  return Judge(t, {"lse_range"});
+}
+constexpr float kLog2E = std::numbers::log2e_v<float>;
+
+TEST(CheckLseRange, BaseTwoOfSmallScoresIsNamed) {
+  const CheckResult r = LseRange(0.01F, kLog2E);
+  EXPECT_FIRST(r, "layers.0.attn.lse", "LSE");
+  EXPECT_NEAR(r.findings[0].constant_value, std::numbers::log2e, 1e-9);
+}
+TEST(CheckLseRange, SizeThatNoScoresGiveIsNamed) {
+  EXPECT_FIRST(LseRange(0.01F, 1000), "layers.0.attn.lse", "LSE");
+  EXPECT_FIRST(LseRange(1, -1000), "layers.0.attn.lse", "LSE");
+}
+// Scores that are large beside ln(keys) allow both bases: the ledger says that the range does not tell.
+TEST(CheckLseRange, BaseIsNotToldWhereScoresAreLarge) {
+  const CheckResult r = LseRange(10, 1);
+  EXPECT_RULED_OUT(r);
+  EXPECT_NE(r.ledger[0].evidence[0].find("the base is not told"), std::string::npos) << r.ledger[0].evidence[0];
+  EXPECT_RULED_OUT(LseRange(10, kLog2E));
+}
+TEST(CheckLseRange, RangeOfItsScoresIsRight) { EXPECT_RULED_OUT(LseRange(0.01F, 1)); }
+TEST(CheckLseRange, KeysThatWereNotRecordedAreNotTestable) {
+  const CheckResult r = LseRange(0.01F, kLog2E, false);
+  EXPECT_TRUE(r.findings.empty());
+  ASSERT_EQ(r.ledger.size(), 1U);
+  EXPECT_EQ(r.ledger[0].state, CheckState::kNotTestable);
+}
 
 }  // namespace
 }  // namespace assay

@@ -1,0 +1,261 @@
+// Log-sum-exps that no scores can give, from statistics alone. |q·k| is at most the product of the norms of the rows,
+// so that with n keys and S = scale x largest |q| x largest |k| a log-sum-exp lies within ln n ± S. Base 2 is told
+// apart where it leaves that range; scores that are large beside ln n allow both, and then the ledger says so.
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <numbers>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "check/checks.h"
+#include "check/helpers.h"
+#include "check/op_attention.h"
+
+namespace assay::check {
+namespace {
+
+constexpr size_t kLooks = 64;  // events of a site: a wrong base or layout stays
+// Roundings of operands that the statistics were taken before, and those of an 8-bit cache.
+constexpr double kSlack = 1.02, kCacheSlack = 1.25;
+
+// The largest squared norm of a row in one head, for each request. Bounded from above by that of whole rows and by
+// that of heads over the rows of a segment; a segment of one row gives it exactly.
+double LargestRow(const EventView& view, int32_t i, const SegmentSummary& s) {
+  double row = 0, head = 0;
+  for (int32_t r = 0; r < s.n_row_cells; ++r) {
+    RowCell cell;
+    view.row_cell(i, r, &cell);
+    row = std::max(row, cell.sum_sq);
+  }
+  for (int32_t h = 0; h < s.n_head_cells; ++h) {
+    HeadCell cell;
+    view.head_cell(i, h, &cell);
+    head = std::max(head, cell.sum_sq);
+  }
+  double largest = s.sum_sq;
+  if (s.n_row_cells > 0) largest = std::min(largest, row);
+  if (s.n_head_cells > 0) largest = std::min(largest, head);
+  return s.nonfinite > 0 ? HUGE_VAL : largest;
+}
+
+// Keys of a request as they were recorded so far.
+struct KeyRows {
+  double largest = 0;   // squared norm
+  int64_t covered = 0;  // positions [0, covered) were seen
+};
+using KeysByRequest = std::map<uint64_t, KeyRows>;
+
+void AddKeys(const EventView& view, KeysByRequest* keys) {
+  for (int32_t i = 0; i < view.n_segments(); ++i) {
+    const SegmentSummary s = view.segment(i);
+    if (s.padding || s.count == 0) continue;
+    KeyRows& k = (*keys)[s.request];
+    k.largest = std::max(k.largest, LargestRow(view, i, s));
+    if (s.first_position <= k.covered) k.covered = std::max(k.covered, s.first_position + s.n_rows);
+  }
+}
+
+// The squared norm of a row of these operands beside each other; nullopt: one of them was not recorded.
+std::optional<double> LargestQuery(const Capture& capture, const EventInfo& result,
+                                   const std::vector<std::string>& names, uint64_t request) {
+  double sum = 0;
+  for (const std::string& name : names) {
+    const auto id = capture.Operand(result, name);
+    if (!id) return std::nullopt;
+    const EventView view = capture.trace().event(*id);
+    double largest = 0;
+    for (int32_t i = 0; i < view.n_segments(); ++i) {
+      const SegmentSummary s = view.segment(i);
+      if (!s.padding && s.request == request) largest = std::max(largest, LargestRow(view, i, s));
+    }
+    sum += largest;
+  }
+  return sum;
+}
+
+// What the metadata of the call say of its keys. They stand on its output, or on the log-sum-exp itself.
+struct Call {
+  double scale = 1, soft_cap = 0, sink = -HUGE_VAL;
+  bool causal = true;
+  bool all_keys = true;  // a row sees every key up to its own
+  bool alibi = false;    // scores have no lower bound
+  int64_t prefix_len = 0;
+};
+
+Call CallOf(const Capture& capture, const EventInfo& lse, bool latent) {
+  Call call;
+  EventFilter same{.step = lse.event.step, .rank = lse.event.rank};
+  const std::vector<EventId> outs = capture.Find(lse.prefix + (latent ? "attn.latent_out" : "attn.out"), same);
+  const auto out = outs.empty() ? nullptr : capture.Info(outs.back());
+  const auto number = [&](std::string_view key) {
+    if (const auto own = Capture::OwnText(lse, key)) return capture.Number(lse, key);
+    return capture.Number(out == nullptr ? lse : *out, key);
+  };
+  const auto said = [&](std::string_view key) {
+    return Capture::OwnText(lse, key) || (out != nullptr && Capture::OwnText(*out, key));
+  };
+  const auto q = capture.Operand(lse, lse.prefix + "attn.q");
+  int64_t d = 0;
+  for (const char* stem : {"attn.q_latent", "attn.q_pe"}) {
+    const auto id = latent ? capture.Operand(lse, lse.prefix + stem) : std::nullopt;
+    if (id) d += capture.Info(*id)->event.shape.back();
+  }
+  if (q) d = capture.Info(*q)->event.shape.back();
+  call.scale =
+      std::fabs(number("softmax_scale").value_or(op::DefaultSoftmaxScale(capture, lse, std::max<int64_t>(d, 1))));
+  call.soft_cap = number("soft_cap").value_or(0);
+  call.prefix_len = static_cast<int64_t>(std::clamp(number("prefix_len").value_or(0), 0.0, 1e15));
+  const auto causal = capture.Text(out == nullptr ? lse : *out, "causal");
+  call.causal = !causal || *causal == "1" || *causal == "true";
+  const auto there = [&](const char* stem) {
+    return capture.Operand(lse, lse.prefix + stem) || capture.Weight(lse, lse.prefix + stem);
+  };
+  call.all_keys = call.causal && number("window").value_or(0) == 0 && number("attention_chunk").value_or(0) == 0 &&
+                  !said("keys") && !there("attn.mask") && !there("attn.indexer.topk") && capture.world_size() == 1;
+  call.alibi = there("attn.alibi_slopes");
+  for (const auto& id :
+       {capture.Operand(lse, lse.prefix + "attn.sinks"), capture.Weight(lse, lse.prefix + "attn.sinks")}) {
+    if (!id) continue;
+    const EventView view = capture.trace().event(*id);
+    for (int32_t i = 0; i < view.n_segments(); ++i) call.sink = std::max(call.sink, view.segment(i).max);
+  }
+  return call;
+}
+
+struct Range {
+  double low, high;
+  double low_of_last;  // of the last row alone, which sees the most keys
+  bool holds(double min, double max) const { return min >= low && max <= high; }
+};
+
+Range RangeOf(const Call& call, const SegmentSummary& s, double square) {
+  double size = call.scale * std::sqrt(square);
+  if (call.soft_cap > 0) size = std::min(size, call.soft_cap);
+  const int64_t last = std::max(s.first_position + s.n_rows, call.prefix_len);
+  const double most = std::log(static_cast<double>(std::max<int64_t>(last, 1)));
+  const double least = call.all_keys ? std::log(static_cast<double>(s.first_position + 1)) : 0;
+  // The rounding of the result, and of a sum of so many exponentials.
+  const double slack = 1e-2 * (1 + most + size);
+  Range range{least - size - slack, most + size + slack, call.all_keys ? most - size - slack : -HUGE_VAL};
+  if (call.alibi) range.low = range.low_of_last = -HUGE_VAL;
+  if (std::isfinite(call.sink)) range.high = std::max(range.high, call.sink) + std::numbers::ln2;
+  return range;
+}
+
+struct Tally {
+  uint64_t n = 0, base_told = 0;  // segments in range; of these, those that base 2 would leave
+  EventId last = kNoEvent;
+};
+
+// true: a finding, which then stands for the site.
+bool JudgeLse(const Capture& capture, const EventInfo& lse, const KeysByRequest& keys, bool latent, Tally* tally,
+              CheckReport* report) {
+  const Call call = CallOf(capture, lse, latent);
+  if (!call.causal) {
+    report->Missing(lse.name + ": how many keys the rows of a call without a causal bound see is not known",
+                    "record operands as payload");
+    return false;
+  }
+  const std::vector<std::string> queries =
+      latent ? std::vector<std::string>{lse.prefix + "attn.q_latent", lse.prefix + "attn.q_pe"}
+             : std::vector<std::string>{lse.prefix + "attn.q"};
+  const bool rounded = capture.Operand(lse, lse.prefix + "attn.kv_write").has_value();
+  const EventView view = capture.trace().event(lse.id);
+  for (int32_t i = 0; i < view.n_segments(); ++i) {
+    const SegmentSummary s = view.segment(i);
+    if (s.padding || s.count == 0 || s.nonfinite == s.count || s.n_rows == 0 || s.first_position < 0) continue;
+    const auto query = LargestQuery(capture, lse, queries, s.request);
+    const auto of = keys.find(s.request);
+    if (!query || of == keys.end() || of->second.covered < s.first_position + s.n_rows) {
+      report->Missing(lse.name + ": keys or queries of its rows were not recorded", "record attn.q and attn.k");
+      continue;
+    }
+    const double slack = rounded ? kCacheSlack : kSlack;
+    const double square = *query * of->second.largest * slack * slack;
+    if (!std::isfinite(square) || !std::isfinite(s.min) || !std::isfinite(s.max)) continue;  // another check's finding
+    const Range range = RangeOf(call, s, square);
+    ++tally->n;
+    tally->last = lse.id;
+    constexpr double kBase = std::numbers::log2e;
+    const bool told = !range.holds(s.min * kBase, s.max * kBase);
+    tally->base_told += told ? 1 : 0;
+    if (range.holds(s.min, s.max)) continue;
+    Suspicion found = At(lse, fault_class::kLse, 1);
+    found.bad.request = s.request;
+    found.bad.positions = {{s.first_position, s.first_position + s.n_rows - 1}};
+    const bool above = s.max > range.high;
+    found.bad.measured = above ? s.max : s.min;
+    found.bad.bound = above ? range.high : range.low;
+    found.bad.bound_basis = "ln(keys) and scale x |q| x |k|, from the norms of the rows";
+    found.bad.confidence = 0.9;
+    found.bad.evidence.push_back(lse.name + " reaches from " + NumberText(s.min) + " to " + NumberText(s.max) +
+                                 ", where its queries and keys give " + NumberText(range.low) + " to " +
+                                 NumberText(range.high));
+    const Range base2{range.low * kBase, range.high * kBase, range.low_of_last * kBase};
+    if (base2.holds(s.min, s.max)) {
+      found.bad.evidence.push_back("taken in base 2 it is in range");
+      if (base2.low_of_last > range.high && s.max >= base2.low_of_last) {  // whatever the scores are
+        found.bad.constant = "log-sum-exp returned / true (log2 e)";
+        found.bad.constant_value = kBase;
+      }
+    }
+    report->Found(std::move(found));
+    return true;
+  }
+  return false;
+}
+
+// One rank's log-sum-exps, with the keys that it recorded before each.
+void JudgeSite(const Capture& capture, const std::string& name, int32_t rank, CheckReport* report) {
+  const auto of_rank = [&](const std::string& site) {
+    std::vector<EventId> ids = RealEvents(capture, site);
+    std::erase_if(ids, [&](EventId id) { return capture.trace().event(id).rank() != rank; });
+    return ids;
+  };
+  const std::vector<EventId> ids = of_rank(name);
+  const std::string prefix = name.substr(0, name.size() - std::string_view("attn.lse").size());
+  const bool latent = !capture.HasSite(prefix + "attn.k");
+  std::vector<std::string> parts = {prefix + "attn.k"};
+  if (latent) parts = {prefix + "attn.kv_c_normed", prefix + "attn.k_pe"};
+  std::vector<std::vector<EventId>> events;
+  for (const std::string& part : parts) events.push_back(of_rank(part));
+  std::vector<KeysByRequest> keys(parts.size());
+  std::vector<size_t> next(parts.size(), 0);
+  const size_t stride = std::max<size_t>(1, ids.size() / kLooks);
+  Tally tally;
+  for (size_t i = 0; i < ids.size(); i += stride) {
+    for (size_t p = 0; p < parts.size(); ++p) {
+      for (; next[p] < events[p].size() && capture.Earlier(events[p][next[p]], ids[i]); ++next[p])
+        AddKeys(capture.trace().event(events[p][next[p]]), &keys[p]);
+    }
+    // Latents and rotated keys lie beside each other: squares add up.
+    KeysByRequest whole = keys[0];
+    for (auto& [request, rows] : whole) {
+      for (size_t p = 1; p < parts.size(); ++p) {
+        rows.largest += keys[p][request].largest;
+        rows.covered = std::min(rows.covered, keys[p][request].covered);
+      }
+    }
+    if (JudgeLse(capture, *capture.Info(ids[i]), whole, latent, &tally, report)) return;
+  }
+  if (tally.n == 0) return;
+  report->Right(tally.last);
+  report->Note(name + ": in the range of its scores; that of base 2 is left in " + std::to_string(tally.base_told) +
+               " of " + std::to_string(tally.n) + " places" +
+               (tally.base_told == 0 ? ", so that the base is not told by it" : ""));
+}
+
+}  // namespace
+
+void CheckLseRange(const Capture& capture, CheckReport* report) {
+  for (const std::string& name : capture.NamesOfStem("attn.lse")) {
+    std::set<int32_t> ranks;
+    for (const EventId id : capture.EventsOf(name)) ranks.insert(capture.trace().event(id).rank());
+    for (const int32_t rank : ranks) JudgeSite(capture, name, rank, report);
+  }
+}
+
+}  // namespace assay::check
