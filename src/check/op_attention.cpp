@@ -190,6 +190,8 @@ void JudgeScores(Subject& scores) {
     scores.report().Missing(call.status().message(), Capture::RecordHint(scores.Sibling("attn.q, attn.k")));
     return;
   }
+  SampleQueries(&scores, &*call);
+  if (!scores.sample.empty()) scores.report().Sampled(scores.sample);
   const int64_t columns = scores.actual().cols();
   auto right = ScoresOf(*call, columns);
   if (!right.ok()) return scores.report().Missing(right.status().message(), "record operands of shapes that fit");

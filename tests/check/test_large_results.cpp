@@ -128,5 +128,39 @@ TEST(LargeResults, WrongAttentionIsFoundInTheSample) {
   EXPECT_NE(said.find("64 of 2048 rows"), std::string::npos) << said;
 }
 
+// One element of each query and key is not 0, so that the scores are soon made.
+CheckResult Scores(float factor) {
+  constexpr size_t rows = 512, heads = 2, d = 8448;
+  SmallTrace t;
+  Put put{.rows = {{t.Request(std::vector<int64_t>(rows, 1)), 0, rows, 0, false}}};
+  Values q(rows * heads * d), k(rows * d), scores(rows * heads * rows, -INFINITY);
+  for (size_t r = 0; r < rows; ++r) {
+    k[r * d] = static_cast<float>(r % 7);
+    for (size_t h = 0; h < heads; ++h) {
+      q[(r * heads + h) * d] = static_cast<float>(h + 1);
+      for (size_t j = 0; j <= r; ++j)
+        scores[(r * heads + h) * rows + j] = factor * static_cast<float>(h + 1) * static_cast<float>(j % 7) / 16;
+    }
+  }
+  t.Record("layers.0.attn.q", "T H d", {rows, heads, d}, q, put);
+  t.Record("layers.0.attn.k", "T Hkv d", {rows, 1, d}, k, put);
+  put.meta = {{"softmax_scale", "0.0625"}};
+  t.Record("layers.0.attn.scores", "T H S", {rows, heads, rows}, scores, put);
+  const auto capture = t.Open();
+  auto result = RunChecks(*capture, {.only = {"attention"}});
+  EXPECT_TRUE(result.ok()) << result.status().message();
+  return std::move(result).value();
+}
+
+TEST(LargeResults, ScoresSayWhichQueriesWereSampled) {
+  const CheckResult right = Scores(1);
+  EXPECT_TRUE(right.findings.empty());
+  EXPECT_NE(Ledger(right).find("64 of 512 rows (seed 1) of layers.0.attn.scores"), std::string::npos) << Ledger(right);
+  const CheckResult wrong = Scores(2);
+  ASSERT_EQ(wrong.findings.size(), 1U);
+  EXPECT_EQ(wrong.findings[0].cls, "SCALE");
+  EXPECT_NE(wrong.findings[0].evidence.back().find("64 of 512 rows"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace assay
