@@ -184,7 +184,11 @@ std::string_view ClassOf(const Subject& s, const fit::Explanation& x, bool quant
     case Kind::kScaleEach:
       // Of a norm: statistics of other rows or columns.
       if (x.kind == Kind::kScaleEach && s.info().name.find("norm") != std::string::npos) return fault_class::kKernel;
-      if (ranks && x.constant_name.find("ranks") != std::string::npos) return fault_class::kReduce;
+      // A number that is also a plain one, as 2, speaks of ranks in the result of a reduction alone.
+      if (ranks && x.constant_name.find("ranks") != std::string::npos &&
+          (reduced || x.constant_name.find(" = ") == std::string::npos)) {
+        return fault_class::kReduce;
+      }
       return quantised ? fault_class::kQScale : fault_class::kScale;
     case Kind::kCombination:
     case Kind::kAdded:
@@ -273,8 +277,7 @@ std::string ConstantName(const Subject& subject, const Difference& difference, c
   const auto known = fit::KnownConstants(NumbersOf(subject, heads, width / heads));
   // What is allowed in a row is a generous uncertainty of a constant that all of them share.
   const double uncertainty = std::min(difference.allowed, 1e-3) * std::abs(why.constant);
-  const auto name = fit::NameConstant(why.constant, uncertainty, known);
-  return name ? name->name : "";
+  return fit::ReadingsOf(why.constant, uncertainty, known);
 }
 
 bool SearchedEnough(const Subject& subject) {

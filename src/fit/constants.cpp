@@ -13,15 +13,15 @@ std::vector<NamedNumber> KnownConstants(std::span<const NamedNumber> numbers) {
       {"-1", -1}, {"2", 2}, {"1/2", 0.5}, {"log2 e", std::numbers::log2e}, {"ln 2", std::numbers::ln2}, {"0", 0}};
   for (const NamedNumber& x : numbers) {
     if (!std::isfinite(x.value) || x.value == 0) continue;
-    known.push_back({x.name, x.value});
-    known.push_back({"1/" + x.name, 1 / x.value});
+    known.push_back({x.name, x.value, true});
+    known.push_back({"1/" + x.name, 1 / x.value, true});
     if (x.value < 0) continue;
-    known.push_back({"sqrt(" + x.name + ")", std::sqrt(x.value)});
-    known.push_back({"1/sqrt(" + x.name + ")", 1 / std::sqrt(x.value)});
+    known.push_back({"sqrt(" + x.name + ")", std::sqrt(x.value), true});
+    known.push_back({"1/sqrt(" + x.name + ")", 1 / std::sqrt(x.value), true});
     // YaRN's magnitude enters queries and keys, so its square turns up in scores.
     if (x.name.find("yarn") == std::string::npos && x.name.find("mscale") == std::string::npos) continue;
-    known.push_back({x.name + "^2", x.value * x.value});
-    known.push_back({"1/" + x.name + "^2", 1 / (x.value * x.value)});
+    known.push_back({x.name + "^2", x.value * x.value, true});
+    known.push_back({"1/" + x.name + "^2", 1 / (x.value * x.value), true});
   }
   // 448 and 240: largest values of the two e4m3 forms, whose codes are mixed up between makers of accelerators.
   known.insert(known.end(), {{"448/240", 448.0 / 240},
@@ -57,6 +57,22 @@ std::optional<NamedNumber> NameConstant(double value, double uncertainty, std::s
     if (distance <= reach && distance <= closest + std::max(uncertainty, 1e-4 * size)) return c;
   }
   return std::nullopt;
+}
+
+std::string ReadingsOf(double value, double uncertainty, std::span<const NamedNumber> known) {
+  const auto first = NameConstant(value, uncertainty, known);
+  if (!first) return "";
+  constexpr int kMostOthers = 2;
+  std::string text = first->name;
+  if (first->given) return text;
+  int others = 0;
+  for (const NamedNumber& c : known) {
+    if (!c.given || others == kMostOthers) continue;
+    if (std::abs(c.value - first->value) > 1e-9 * std::abs(first->value)) continue;
+    text += " = " + c.name;
+    ++others;
+  }
+  return text;
 }
 
 }  // namespace assay::fit

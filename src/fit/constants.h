@@ -14,6 +14,7 @@ namespace assay::fit {
 struct NamedNumber {
   std::string name;
   double value = 0;
+  bool given = false;  // one of the model's numbers or made of one, no plain constant
 };
 
 // Constants that need no dimension (log2 e, ln 2, 2, 1/2, -1, 448/240, powers of two, ...), and for each given number
@@ -23,5 +24,8 @@ std::vector<NamedNumber> KnownConstants(std::span<const NamedNumber> numbers);
 // The known constant closest to value, if within max(3 uncertainty, 1e-3 |value|) and 2 % of it. Among several that are
 // no farther than max(uncertainty, 1e-4 |value|) from the closest: the first in the list.
 std::optional<NamedNumber> NameConstant(double value, double uncertainty, std::span<const NamedNumber> known);
+// Its name, and of a plain constant what of the model has that value: "2 = ranks" where there are two. Two such at
+// most; empty: none.
+std::string ReadingsOf(double value, double uncertainty, std::span<const NamedNumber> known);
 
 }  // namespace assay::fit

@@ -60,7 +60,7 @@ void Evidence::AddConstant(double value, double uncertainty, Explanation* explan
   explanation->constant = value;
   explanation->uncertainty = uncertainty;
   if (const std::optional<NamedNumber> named = NameConstant(value, uncertainty, known_)) {
-    explanation->constant_name = named->name;
+    explanation->constant_name = ReadingsOf(value, uncertainty, known_);
     explanation->named_value = named->value;
   }
   model->free_parameters += 1;

@@ -87,7 +87,7 @@ struct Explanation {
   std::optional<double> constant = {};    // the fitted one; kCombination: that of the second array
   std::optional<double> constant_a = {};  // kCombination: of the first
   double uncertainty = 0;                 // of the constant, absolute
-  std::string constant_name = {};         // "log2 e", "1/sqrt(d)"; empty: none of the known ones
+  std::string constant_name = {};         // "log2 e", "2 = ranks"; empty: none of the known ones
   double named_value = 0;                 // of constant_name
   std::vector<double> factors = {};       // kScaleEach, kOffsetOfSome: of each of members
   std::vector<int64_t> members =

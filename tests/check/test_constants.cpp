@@ -84,19 +84,19 @@ void Embedding(SmallTrace& t) {
   t.Record("embed", "T h", {kRows, 25}, Values(table.begin() + 25, table.end()), put);
 }
 
-// Four ranks whose sum was taken once more over all of them.
-void Reduction(SmallTrace& t) {
+// Ranks whose sum was taken once more over all of them.
+void Reduction(SmallTrace& t, int32_t ranks) {
   Put put = Prompt(t);
-  Values sum(kRows * 4, 0);
-  for (int32_t rank = 0; rank < 4; ++rank) {
-    const Values part = Noise(kRows * 4, static_cast<uint64_t>(rank) + 1);
+  Values sum(kRows * 6, 0);
+  for (int32_t rank = 0; rank < ranks; ++rank) {
+    const Values part = Noise(kRows * 6, static_cast<uint64_t>(rank) + 1);
     for (size_t i = 0; i < part.size(); ++i) sum[i] += part[i];
     put.rank = rank;
-    t.Record("layers.0.mlp.down.partial", "T h", {kRows, 4}, part, put);
+    t.Record("layers.0.mlp.down.partial", "T h", {kRows, 6}, part, put);
   }
-  for (int32_t rank = 0; rank < 4; ++rank) {
+  for (int32_t rank = 0; rank < ranks; ++rank) {
     put.rank = rank;
-    t.Record("layers.0.mlp.down", "T h", {kRows, 4}, Times(sum, 4), put);
+    t.Record("layers.0.mlp.down", "T h", {kRows, 6}, Times(sum, ranks), put);
   }
 }
 
@@ -106,6 +106,7 @@ struct Constant {
   double value;
   const char* said;  // one of the names that the constant has
   std::function<void(SmallTrace&)> record;
+  int32_t ranks = 1;
 };
 
 constexpr double kHead = 0.35355339059327373;  // 1 / sqrt(8)
@@ -122,7 +123,8 @@ const Constant kConstants[] = {
     {"LogSumExpInBaseTwo", "layers.0.attn.lse", std::numbers::log2e, "(log2 e)",
      [](SmallTrace& t) { Attention(t, kHead, {}, std::numbers::log2e); }},
     {"EmbeddingWithoutItsRoot", "embed", 0.2, "(1/sqrt(row size))", Embedding},
-    {"SumTakenOnceMoreOverTheRanks", "layers.0.mlp.down", 4, "(ranks)", Reduction},
+    {"SumTakenOnceMoreOverTheRanks", "layers.0.mlp.down", 4, "(ranks)", [](SmallTrace& t) { Reduction(t, 4); }, 4},
+    {"SumTakenOnceMoreOverTwoRanks", "layers.0.mlp.down", 2, "(2 = ranks)", [](SmallTrace& t) { Reduction(t, 2); }, 2},
     {"ProductTwice", "layers.0.mlp.down", 2, "(2)", [](SmallTrace& t) { Product(t, 2); }},
     {"ProductByTheOtherLargestCode", "layers.0.mlp.down", 448.0 / 240, "(448/240)",
      [](SmallTrace& t) { Product(t, 448.0 / 240); }},
@@ -132,7 +134,7 @@ class Constants : public ::testing::TestWithParam<Constant> {};
 
 TEST_P(Constants, IsNamedAndWeighed) {
   const Constant& c = GetParam();
-  SmallTrace t(std::string_view(c.name).find("Ranks") != std::string_view::npos ? 4 : 1);
+  SmallTrace t(c.ranks);
   c.record(t);
   const auto capture = t.Open();
   const auto result = RunChecks(*capture, {});
