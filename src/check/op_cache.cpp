@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <set>
 
@@ -29,6 +30,45 @@ std::vector<Input> Written(const Subject& s) {
   if (k != nullptr) out.push_back({k->info->name, k});
   if (k != nullptr && v != nullptr && s.tensor()->row_size() > k->row_size()) out.push_back({v->info->name, v});
   return out;
+}
+
+// The rows of each head by `shift` heads on, in place. [rows, heads, d].
+void RollHeads(Array* a, int64_t shift) {
+  if (a->rank() != 3) return;
+  const int64_t d = a->shape[2], row = a->shape[1] * d;
+  for (int64_t r = 0; r < a->shape[0]; ++r) {
+    const auto begin = a->values.begin() + r * row;
+    std::rotate(begin, begin + shift * d, begin + row);
+  }
+}
+
+// The row's own numbers in other places: its parts in the other order, or its heads (those of keys and values, or of
+// one of them) some on.
+std::optional<Explanation> ExplainPlaces(const Operation& write,
+                                         const std::function<bool(const Result<oracle::Computed>&)>& fits) {
+  if (write.inputs.size() != 2) return std::nullopt;
+  const std::vector<Array> own = write.arrays();
+  const bool latent = write.inputs[1].name.ends_with("_pe");
+  if (fits(write.run(std::vector<Array>{own[1], own[0]})))
+    return Explanation{fault_class::kKvIdent, latent
+                                                  ? "latents lie where rotated keys are due, and these where those are"
+                                                  : "keys lie where values are due, and values where keys are"};
+  const int64_t heads = own[0].rank() == 3 ? own[0].shape[1] : 1;
+  constexpr int64_t kMostHeads = 64;
+  for (int64_t shift = 1; shift < std::min(heads, kMostHeads); ++shift) {
+    for (const auto& [keys, values] : {std::pair{true, true}, std::pair{true, false}, std::pair{false, true}}) {
+      std::vector<Array> moved = own;
+      if (keys) RollHeads(&moved[0], shift);
+      if (values) RollHeads(&moved[1], shift);
+      if (!fits(write.run(moved))) continue;
+      return Explanation{fault_class::kKvIdent, std::string(keys && values ? "heads"
+                                                            : keys         ? "heads of keys"
+                                                                           : "heads of values") +
+                                                    " of the rows read back hold what belongs " +
+                                                    std::to_string(shift) + " heads on"};
+    }
+  }
+  return std::nullopt;
 }
 
 // attn.kv_write as it came back against the rows that were given: a copy, but for one rounding to the cache's codes
@@ -133,6 +173,7 @@ void JudgeWrite(Subject& s) {
       }
     }
   }
+  if (!why) why = ExplainPlaces(write, fits);
   // The rows lie elsewhere in the memory behind the cache.
   if (!why) {
     if (const TensorPtr storage = StorageOf(s, s.info())) {

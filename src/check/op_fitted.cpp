@@ -177,6 +177,8 @@ bool EndsWith(const Subject& s, std::initializer_list<std::string_view> stems) {
 std::string_view ClassOf(const Subject& s, const fit::Explanation& x, bool quantised) {
   using fit::Kind;
   const bool reduced = EndsWith(s, {"moe.out", "attn.o_proj", "mlp.down", "moe.routed", "moe.shared"});
+  // Products whose columns are heads, experts or tokens of the vocabulary.
+  const bool slots = EndsWith(s, {"attn.q_proj", "attn.k_proj", "attn.v_proj", "moe.router_logits", "logits"});
   const bool ranks = s.capture().world_size() > 1;
   switch (x.kind) {
     case Kind::kScale:
@@ -193,8 +195,9 @@ std::string_view ClassOf(const Subject& s, const fit::Explanation& x, bool quant
     case Kind::kCombination:
     case Kind::kAdded:
       return reduced && ranks ? fault_class::kReduce : fault_class::kKernel;
+    // In other places: rows of the weight lie in other slots, between ranks or of one.
     case Kind::kHeadsMoved:
-      return fault_class::kTpShard;
+      return slots && !ranks ? fault_class::kLoad : fault_class::kTpShard;
     case Kind::kRowsMoved:
       return s.info().name.find("attn.") != std::string::npos  ? fault_class::kKvIdent
              : s.info().name.find("moe.") != std::string::npos ? fault_class::kMoeRoute
@@ -205,7 +208,9 @@ std::string_view ClassOf(const Subject& s, const fit::Explanation& x, bool quant
         return fault_class::kRopeForm;
       return fault_class::kStride;
     case Kind::kColumnsMoved:
-      return quantised ? fault_class::kQLayout : fault_class::kStride;
+      if (quantised) return fault_class::kQLayout;
+      if (slots) return ranks ? fault_class::kTpShard : fault_class::kLoad;
+      return fault_class::kStride;
     case Kind::kTransposed:
     case Kind::kOtherStride:
       return fault_class::kStride;

@@ -4,7 +4,7 @@
 operation, right or faulty. NumPy alone computes; nothing of assay does.
 """
 
-from . import attention, cache, causes, ends, experts, ladder, layers, named, quantised, rotation  # noqa: F401
+from . import attention, cache, causes, ends, experts, ladder, layers, named, places, quantised, rotation  # noqa: F401
 from .fault import ALL
 
 __all__ = ["ALL"]
