@@ -237,6 +237,38 @@ std::optional<Explanation> ExplainPositions(const Subject& s, const Rotation& r,
   return why;
 }
 
+// The explanation of frequencies without the declared scaling: of linear scaling, which multiplies all of them alike,
+// with the constant.
+Explanation WithoutScaling(const oracle::RopeSpec& spec) {
+  Explanation why{fault_class::kRopeForm, "fits frequencies without the scaling of the context"};
+  if (spec.scaling == oracle::RopeScaling::kLinear) {
+    why.constant = spec.factor;
+    why.meaning = "frequency used / declared";
+  }
+  return why;
+}
+
+// All frequencies off by one constant: another factor of linear scaling than the declared one (twice, say), or linear
+// scaling where none is declared. Factors in use are powers of two.
+std::optional<Explanation> ExplainFactor(const Subject& s, const Rotation& r, const oracle::Computed& before,
+                                         std::span<const double> positions) {
+  const bool linear = r.spec.scaling == oracle::RopeScaling::kLinear;
+  if (!linear && r.spec.scaling != oracle::RopeScaling::kDefault) return std::nullopt;
+  const double declared = linear ? r.spec.factor : 1;
+  std::vector<double> factors = {declared * declared};
+  for (double factor = 2; factor <= 64; factor *= 2) factors.push_back(factor);
+  for (double factor : factors) {
+    const double c = declared / factor;
+    if (c == 1) continue;
+    Rotation changed = r;
+    for (double& f : changed.frequencies.inverse) f *= c;
+    if (!Fits(s, Turn(before, positions, changed))) continue;
+    return Explanation{fault_class::kRopeForm, "fits frequencies scaled by the factor " + NumberText(factor), c,
+                       "frequency used / declared"};
+  }
+  return std::nullopt;
+}
+
 // Order: length, overwritten operand, pairing, which end, no rotation, direction, strides, scaling, positions, base. A
 // pairing or an end changes every row and is exact; positions and bases are searches, so they come last.
 std::optional<Explanation> ExplainRotation(const Subject& s, const Raw& raw, const Rotation& r,
@@ -307,9 +339,17 @@ std::optional<Explanation> ExplainRotation(const Subject& s, const Raw& raw, con
   if (auto why = ExplainRowWalk(s, r, before, positions)) return why;
   if (r.spec.scaling != oracle::RopeScaling::kDefault &&
       other([](Rotation& x) { x.spec.scaling = oracle::RopeScaling::kDefault; })) {
-    return Explanation{fault_class::kRopeForm, "fits frequencies without the scaling of the context"};
+    return WithoutScaling(r.spec);
+  }
+  // Of a declared factor another one goes before positions that are multiples of the rows' own; else behind them.
+  const bool linear = r.spec.scaling == oracle::RopeScaling::kLinear;
+  if (linear) {
+    if (auto why = ExplainFactor(s, r, before, positions)) return why;
   }
   if (auto why = ExplainPositions(s, r, before, d)) return why;
+  if (!linear) {
+    if (auto why = ExplainFactor(s, r, before, positions)) return why;
+  }
   // Bases of models in use: a config's default taken for the model's own.
   for (double theta : {10000.0, 100000.0, 150000.0, 500000.0, 1000000.0, 5000000.0, 8000000.0, 10000000.0}) {
     if (theta != r.spec.theta && other([&](Rotation& x) { x.spec.theta = theta; })) {
@@ -386,7 +426,7 @@ void JudgeTable(Subject& s) {
     Rotation plain = *rotation;
     plain.spec.scaling = oracle::RopeScaling::kDefault;
     if (auto f = oracle::MakeFrequencies(plain.spec); f.ok() && Fits(s, oracle::CosSinTable(*f, positions))) {
-      return Explanation{fault_class::kRopeForm, "fits frequencies without the scaling of the context"};
+      return WithoutScaling(rotation->spec);
     }
     return std::nullopt;
   });

@@ -48,11 +48,31 @@ def _(rec, rng, bad):
     rotation(rec, rng, {"rope.theta": 10000.0}, lambda x, p: plain(x, p + (3 if bad else 0)), decode=True)
 
 
-@fault("linear scaling of positions left out", Q, "ROPE-FORM")
+@fault("linear scaling of positions left out", Q, "ROPE-FORM", 4)
 def _(rec, rng, bad):
     f = nx.inverse_frequencies(16)
     rotation(rec, rng, {"rope.type": "linear", "rope.factor": 4.0},
              lambda x, p: plain(x, p, frequencies=f if bad else f / 4))  # fmt: skip
+
+
+@fault("linear scaling of positions applied twice", Q, "ROPE-FORM", 1 / 4)
+def _(rec, rng, bad):
+    f = nx.inverse_frequencies(16)
+    rotation(rec, rng, {"rope.type": "linear", "rope.factor": 4.0},
+             lambda x, p: plain(x, p, frequencies=f / (16 if bad else 4)))  # fmt: skip
+
+
+@fault("linear scaling by 8 where 2 is declared", Q, "ROPE-FORM", 1 / 4)
+def _(rec, rng, bad):
+    f = nx.inverse_frequencies(16)
+    rotation(rec, rng, {"rope.type": "linear", "rope.factor": 2.0},
+             lambda x, p: plain(x, p, frequencies=f / (8 if bad else 2)))  # fmt: skip
+
+
+@fault("linear scaling where none is declared", Q, "ROPE-FORM", 1 / 4)
+def _(rec, rng, bad):
+    f = nx.inverse_frequencies(16)
+    rotation(rec, rng, {"rope.theta": 10000.0}, lambda x, p: plain(x, p, frequencies=f / (4 if bad else 1)))
 
 
 def llama3(f, factor=8.0, low=1.0, high=4.0, original=64.0):
