@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "check/op_fitted.h"
+#include "fit/least_squares.h"
 #include "oracle/moe.h"
 
 namespace assay::op {
@@ -13,32 +14,6 @@ using oracle::Array;
 
 // Bounds of the searches: k^3 a token for the weights, a product of all rows for each expert.
 constexpr int64_t kMostChosen = 32, kMostExperts = 64;
-
-// Least squares y = Σ_j w_j e_j by Gauss; false where the rows are not independent.
-// Of one token: y [h], rows k times [h]. k unknowns in h >= 2 k equations, so that a fit is no accident.
-bool Weights(std::span<const double> y, const std::vector<std::span<const double>>& rows, std::vector<double>* out) {
-  const size_t n = rows.size();
-  std::vector<double> a(n * n, 0);
-  out->assign(n, 0);
-  for (size_t i = 0; i < n; ++i) {
-    for (size_t c = 0; c < y.size(); ++c) (*out)[i] += rows[i][c] * y[c];
-    for (size_t j = 0; j < n; ++j)
-      for (size_t c = 0; c < y.size(); ++c) a[i * n + j] += rows[i][c] * rows[j][c];
-  }
-  for (size_t i = 0; i < n; ++i) {
-    // The normal matrix is positive definite where rows are independent, so elimination needs no pivoting.
-    const double pivot = a[i * n + i];
-    if (!(pivot > 0)) return false;
-    for (size_t r = 0; r < n; ++r) {
-      if (r == i) continue;
-      const double by = a[r * n + i] / pivot;
-      for (size_t c = i; c < n; ++c) a[r * n + c] -= by * a[i * n + c];
-      (*out)[r] -= by * (*out)[i];
-    }
-  }
-  for (size_t i = 0; i < n; ++i) (*out)[i] /= a[i * n + i];
-  return std::all_of(out->begin(), out->end(), [](double x) { return std::isfinite(x); });
-}
 
 }  // namespace
 
@@ -61,8 +36,8 @@ std::optional<Explanation> ExplainCombine(const Subject& s, const Array& experts
       if (at < 0) return std::nullopt;
       rows.push_back(experts.row(at));
     }
-    std::vector<double> w;
-    if (!Weights(s.actual().row(t), rows, &w)) return std::nullopt;
+    const std::vector<double> w = fit::SolveLeastSquares(s.actual().row(t), rows);
+    if (w.empty()) return std::nullopt;
     double top = 0;
     for (int64_t j = 0; j < k; ++j) top = std::max(top, std::abs(weights[t * k + j]));
     for (int64_t j = 0; j < k; ++j) {

@@ -11,6 +11,7 @@
 #include "base/number_text.h"
 #include "check/op_quant_explain.h"
 #include "fit/constants.h"
+#include "fit/least_squares.h"
 
 namespace assay::op {
 namespace {
@@ -22,30 +23,6 @@ constexpr int64_t kMostGroups = 256;  // of a line
 constexpr double kMostWork = 0x1p31;  // products
 constexpr double kNear = 2e-3;        // relative, of a solved number that is told as another one
 constexpr double kNearRoundings = 8;  // the same, in roundings of the result
-
-// Solves the symmetric system in place by Gauss with pivots; numbers that it does not determine become NaN.
-void SolveSymmetric(std::vector<double>* a, std::vector<double>* b) {
-  const size_t n = b->size();
-  std::vector<double> diagonal(n);
-  for (size_t i = 0; i < n; ++i) diagonal[i] = (*a)[i * n + i];
-  std::vector<char> known(n, 1);
-  for (size_t i = 0; i < n; ++i) {
-    const double pivot = (*a)[i * n + i];
-    // A pivot that has lost ten digits to elimination carries none of its own: the unknown is left open instead of
-    // guessed.
-    if (!(pivot > 1e-10 * diagonal[i]) || diagonal[i] == 0) {
-      known[i] = 0;
-      continue;
-    }
-    for (size_t r = 0; r < n; ++r) {
-      if (r == i || (*a)[r * n + i] == 0) continue;
-      const double by = (*a)[r * n + i] / pivot;
-      for (size_t c = i; c < n; ++c) (*a)[r * n + c] -= by * (*a)[i * n + c];
-      (*b)[r] -= by * (*b)[i];
-    }
-  }
-  for (size_t i = 0; i < n; ++i) (*b)[i] = known[i] ? (*b)[i] / (*a)[i * n + i] : std::nan("");
-}
 
 // Numbers of all cells; NaN where the result says nothing. Empty: too few equations.
 class Solver {
@@ -99,7 +76,7 @@ class Solver {
       std::vector<double> normal(n * n, 0), target(n, 0), part(n);
       for (int64_t line = begin; line < end; ++line)
         for (int64_t other = 0; other < others_; ++other) AddEquation(line, other, zeros, &part, &normal, &target);
-      SolveSymmetric(&normal, &target);
+      fit::SolveSymmetric(normal, target);
       std::copy(target.begin(), target.end(), out.begin() + m * groups);
       begin = end;
     }
