@@ -194,6 +194,7 @@ std::string Assembly::Line(size_t check, CheckState* state) const {
   }
   *state = CheckState::kRuledOut;
   line += std::to_string(r.n_right()) + (behind.empty() ? " judged, all right" : " judged right; " + behind);
+  if (r.n_missing_ > 0) line += ", " + std::to_string(r.n_missing_) + " not judged, because " + r.missing_why_;
   if (r.worst_event_ != kNoEvent) {
     line += ", at most " + Short(r.worst_share_) + " of the bound (" + Short(r.worst_measured_) + " of " +
             Short(r.worst_bound_) + " at " + capture_.Info(r.worst_event_)->name + ")";
@@ -201,7 +202,6 @@ std::string Assembly::Line(size_t check, CheckState* state) const {
   if (r.n_sampled_ > 0) line += "; " + r.sampled_;
   if (r.n_sampled_ > 1) line += ", and so " + std::to_string(r.n_sampled_ - 1) + " more results";
   for (const std::string& note : r.notes_) line += "; " + note;
-  if (r.n_missing_ > 0) line += "; " + std::to_string(r.n_missing_) + " not judged: " + r.missing_why_;
   return line;
 }
 
@@ -225,6 +225,8 @@ LedgerEntry Assembly::Entry(std::string_view name) const {
   std::vector<std::string> untested;
   for (size_t i = 0; i < checks_.size(); ++i) {
     if (checks_[i]->hypothesis != name) continue;
+    entry.judged += reports_[i].n_right_;
+    entry.not_judged += reports_[i].n_missing_;
     CheckState state = CheckState::kNotTestable;
     std::string line = Line(i, &state);
     // What confirms another hypothesis says nothing against this one.
@@ -269,6 +271,8 @@ LedgerEntry Assembly::Entry(std::string_view name) const {
       for (const Standing& s : standing_[i]) {
         if (implied.of_weights && s.root && s.explained.empty() && s.suspicion->rank <= 1) unexplained = s.name;
       }
+      entry.judged += r.n_right_;
+      entry.not_judged += r.n_missing_;
       if (r.n_right() == 0) continue;
       ruled_out = true;
       entry.evidence.push_back(std::string(checks_[i]->name) + ": " + std::to_string(r.n_right()) + " " +

@@ -54,6 +54,8 @@ struct LedgerEntry {
   CheckState state = CheckState::kNotTestable;
   std::vector<std::string> evidence;  // one line a check, with numbers
   std::string capture;                // what to record, when something was missing
+  // Results that the hypothesis was held against, and those that could not be judged: ruled out speaks of the former.
+  uint64_t judged = 0, not_judged = 0;
 };
 
 // Something wrong that a check saw.

@@ -16,6 +16,7 @@ void AddLedger(const std::vector<LedgerEntry>& ledger, Json* out) {
     Json j;
     j["hypothesis"] = entry.hypothesis;
     j["evidence"] = StringsJson(entry.evidence);
+    AddCounts(entry, &j);
     if (entry.state == CheckState::kNotTestable) j["capture"] = entry.capture;
     const char* key = entry.state == CheckState::kConfirmed  ? "confirmed"
                       : entry.state == CheckState::kRuledOut ? "ruled_out"

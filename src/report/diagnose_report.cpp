@@ -41,6 +41,7 @@ Json DiagnoseJson(const Diagnosis& d, const std::string& trace, const std::strin
   for (const LedgerEntry& e : d.ledger) {
     Json entry;
     entry["hypothesis"] = e.hypothesis;
+    AddCounts(e, &entry);
     if (e.state == CheckState::kNotTestable) {
       entry["capture"] = e.capture;
       entry["why"] = Joined(e.evidence);

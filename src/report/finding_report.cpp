@@ -17,6 +17,14 @@ std::string Joined(const std::vector<int32_t>& values) {
   return out;
 }
 
+// What could not be judged is not ruled out either.
+std::string StateText(const LedgerEntry& e) {
+  std::string text(NameOf(e.state));
+  if (e.state == CheckState::kRuledOut && e.not_judged > 0)
+    text += " in " + std::to_string(e.judged) + " of " + std::to_string(e.judged + e.not_judged);
+  return text;
+}
+
 }  // namespace
 
 Json StringsJson(const std::vector<std::string>& lines) {
@@ -64,6 +72,11 @@ Json FindingsJson(const std::vector<FirstBad>& findings) {
     out.push_back(std::move(entry));
   }
   return out;
+}
+
+void AddCounts(const LedgerEntry& entry, Json* out) {
+  (*out)["judged"] = entry.judged;
+  (*out)["not_judged"] = entry.not_judged;
 }
 
 Json CoverageJson(const CheckCoverage& c, const std::string& checks_key) {
@@ -124,7 +137,7 @@ std::string LedgerText(const std::vector<LedgerEntry>& ledger) {
     if (e.state == CheckState::kNotTestable && !e.capture.empty()) lines.push_back("to test it: " + e.capture);
     if (lines.empty()) lines.emplace_back();
     for (size_t i = 0; i < lines.size(); ++i) {
-      table.Add({i == 0 ? e.hypothesis : "", i == 0 ? std::string(NameOf(e.state)) : "", lines[i]});
+      table.Add({i == 0 ? e.hypothesis : "", i == 0 ? StateText(e) : "", lines[i]});
     }
   }
   return table.Text();

@@ -19,6 +19,8 @@ Json StringsJson(const std::vector<std::string>& lines);
 Json FindingJson(const FirstBad& finding);
 // [{"first_bad": {…}}]: the fields of a finding, "constant" null or {"value", "meaning"}.
 Json FindingsJson(const std::vector<FirstBad>& findings);
+// "judged", "not_judged": results that the hypothesis was held against, and those that could not be.
+void AddCounts(const LedgerEntry& entry, Json* out);
 // What the trace holds and how much of it was judged. checks_key: the document's name for the number of checks.
 Json CoverageJson(const CheckCoverage& coverage, const std::string& checks_key);
 
@@ -30,7 +32,8 @@ std::string FindingHead(const FirstBad& finding, bool first, std::string_view ki
 std::string FindingTail(const FirstBad& finding);
 // A whole finding: head, class and constant, measured and bound, tail.
 std::string FindingText(const FirstBad& finding, bool first, std::string_view kind = "tensor");
-// A table of hypotheses; what is not testable says what to record.
+// A table of hypotheses: "ruled out in 12 of 794" where results could not be judged; what is not testable says what to
+// record.
 std::string LedgerText(const std::vector<LedgerEntry>& ledger);
 
 }  // namespace assay

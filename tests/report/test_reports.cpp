@@ -97,6 +97,13 @@ TEST(LedgerText, SaysWhatToRecordForWhatIsNotTestable) {
             "moe         not testable  to test it: record moe.router_logits\n");
 }
 
+TEST(LedgerText, WhatCouldNotBeJudgedIsNotRuledOut) {
+  LedgerEntry entry{"linear layers", CheckState::kRuledOut, {"linear: 12 judged, all right"}, ""};
+  entry.judged = 12;
+  entry.not_judged = 782;
+  EXPECT_NE(LedgerText({entry}).find("ruled out in 12 of 794"), std::string::npos) << LedgerText({entry});
+}
+
 TEST(FindingsJson, ConstantIsANumberWithItsMeaningOrNull) {
   FirstBad plain, scaled;
   scaled.constant_value = 0.5;
