@@ -194,15 +194,20 @@ std::string Assembly::Line(size_t check, CheckState* state) const {
   }
   *state = CheckState::kRuledOut;
   line += std::to_string(r.n_right()) + (behind.empty() ? " judged, all right" : " judged right; " + behind);
-  if (r.n_missing_ > 0) line += ", " + std::to_string(r.n_missing_) + " not judged, because " + r.missing_why_;
   if (r.worst_event_ != kNoEvent) {
     line += ", at most " + Short(r.worst_share_) + " of the bound (" + Short(r.worst_measured_) + " of " +
             Short(r.worst_bound_) + " at " + capture_.Info(r.worst_event_)->name + ")";
   }
+  line += NotJudged(r);
   if (r.n_sampled_ > 0) line += "; " + r.sampled_;
   if (r.n_sampled_ > 1) line += ", and so " + std::to_string(r.n_sampled_ - 1) + " more results";
   for (const std::string& note : r.notes_) line += "; " + note;
   return line;
+}
+
+std::string Assembly::NotJudged(const CheckReport& r) {
+  if (r.n_missing_ == 0) return "";
+  return "; " + std::to_string(r.n_missing_) + " not judged, because " + r.missing_why_;
 }
 
 std::string Assembly::WeightsRecorded() const {
@@ -222,7 +227,7 @@ LedgerEntry Assembly::Entry(std::string_view name) const {
   LedgerEntry entry;
   entry.hypothesis = name;
   bool confirmed = false, ruled_out = false;
-  std::vector<std::string> untested;
+  std::vector<std::string> untested, not_judged;
   for (size_t i = 0; i < checks_.size(); ++i) {
     if (checks_[i]->hypothesis != name) continue;
     entry.judged += reports_[i].n_right_;
@@ -240,6 +245,9 @@ LedgerEntry Assembly::Entry(std::string_view name) const {
       if (entry.capture.empty()) entry.capture = "the same run with that mended";
       continue;
     }
+    // Of a check that judged nothing, in case that others rule the hypothesis out.
+    if (state == CheckState::kNotTestable && reports_[i].n_missing_ > 0)
+      not_judged.push_back(std::string(checks_[i]->name) + ": " + NotJudged(reports_[i]).substr(2));
     confirmed = confirmed || state == CheckState::kConfirmed;
     ruled_out = ruled_out || state == CheckState::kRuledOut;
     (state == CheckState::kNotTestable ? untested : entry.evidence).push_back(std::move(line));
@@ -271,12 +279,13 @@ LedgerEntry Assembly::Entry(std::string_view name) const {
       for (const Standing& s : standing_[i]) {
         if (implied.of_weights && s.root && s.explained.empty() && s.suspicion->rank <= 1) unexplained = s.name;
       }
+      if (r.n_right() == 0) continue;
       entry.judged += r.n_right_;
       entry.not_judged += r.n_missing_;
-      if (r.n_right() == 0) continue;
       ruled_out = true;
-      entry.evidence.push_back(std::string(checks_[i]->name) + ": " + std::to_string(r.n_right()) + " " +
-                               std::string(implied.text) + ", at most " + Short(r.worst_share_) + " of the bound");
+      std::string line = std::string(checks_[i]->name) + ": " + std::to_string(r.n_right()) + " " +
+                         std::string(implied.text) + ", at most " + Short(r.worst_share_) + " of the bound";
+      entry.evidence.push_back(std::move(line) + NotJudged(r));
     }
     if (!unexplained.empty()) {
       ruled_out = false;
@@ -290,7 +299,11 @@ LedgerEntry Assembly::Entry(std::string_view name) const {
   }
   entry.state = confirmed ? CheckState::kConfirmed : ruled_out ? CheckState::kRuledOut : CheckState::kNotTestable;
   // What could not be tested is no evidence for a hypothesis that is ruled out.
-  if (entry.state != CheckState::kRuledOut || entry.evidence.empty()) AddAll(untested, &entry.evidence);
+  if (entry.state == CheckState::kRuledOut && !entry.evidence.empty()) {
+    entry.evidence.insert(entry.evidence.end(), not_judged.begin(), not_judged.end());
+  } else {
+    AddAll(untested, &entry.evidence);
+  }
   return entry;
 }
 

@@ -30,6 +30,8 @@ class Assembly {
 
   std::vector<Call> Calls() const;
   FirstBad Merged(const Call& call) const;
+  // "; 782 not judged, because …", empty where all were.
+  static std::string NotJudged(const CheckReport& report);
   // How many weights the trace has, and what judges their values.
   std::string WeightsRecorded() const;
   LedgerEntry Entry(std::string_view hypothesis) const;

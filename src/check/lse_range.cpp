@@ -209,7 +209,7 @@ bool JudgeLse(const Capture& capture, const EventInfo& lse, const KeysByRequest&
 }
 
 // One rank's log-sum-exps, with the keys that it recorded before each.
-void JudgeSite(const Capture& capture, const std::string& name, int32_t rank, CheckReport* report) {
+void JudgeSite(const Capture& capture, const std::string& name, int32_t rank, Tally* tally, CheckReport* report) {
   const auto of_rank = [&](const std::string& site) {
     std::vector<EventId> ids = RealEvents(capture, site);
     std::erase_if(ids, [&](EventId id) { return capture.trace().event(id).rank() != rank; });
@@ -225,7 +225,7 @@ void JudgeSite(const Capture& capture, const std::string& name, int32_t rank, Ch
   std::vector<KeysByRequest> keys(parts.size());
   std::vector<size_t> next(parts.size(), 0);
   const size_t stride = std::max<size_t>(1, ids.size() / kLooks);
-  Tally tally;
+  const uint64_t before = tally->n;
   for (size_t i = 0; i < ids.size(); i += stride) {
     for (size_t p = 0; p < parts.size(); ++p) {
       for (; next[p] < events[p].size() && capture.Earlier(events[p][next[p]], ids[i]); ++next[p])
@@ -239,23 +239,23 @@ void JudgeSite(const Capture& capture, const std::string& name, int32_t rank, Ch
         rows.covered = std::min(rows.covered, keys[p][request].covered);
       }
     }
-    if (JudgeLse(capture, *capture.Info(ids[i]), whole, latent, &tally, report)) return;
+    if (JudgeLse(capture, *capture.Info(ids[i]), whole, latent, tally, report)) return;
   }
-  if (tally.n == 0) return;
-  report->Right(tally.last);
-  report->Note(name + ": in the range of its scores; that of base 2 is left in " + std::to_string(tally.base_told) +
-               " of " + std::to_string(tally.n) + " places" +
-               (tally.base_told == 0 ? ", so that the base is not told by it" : ""));
+  if (tally->n > before) report->Right(tally->last);
 }
 
 }  // namespace
 
 void CheckLseRange(const Capture& capture, CheckReport* report) {
+  Tally tally;
   for (const std::string& name : capture.NamesOfStem("attn.lse")) {
     std::set<int32_t> ranks;
     for (const EventId id : capture.EventsOf(name)) ranks.insert(capture.trace().event(id).rank());
-    for (const int32_t rank : ranks) JudgeSite(capture, name, rank, report);
+    for (const int32_t rank : ranks) JudgeSite(capture, name, rank, &tally, report);
   }
+  if (tally.n == 0) return;
+  report->Note("base 2 would leave the range in " + std::to_string(tally.base_told) + " of " + std::to_string(tally.n) +
+               " places" + (tally.base_told == 0 ? ", so that the base is not told by it" : ""));
 }
 
 }  // namespace assay::check
