@@ -2,6 +2,7 @@
 // with the smallest residual is the cause, the earlier in the list where they are as good.
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <map>
 
 #include "check/op_attention.h"
@@ -45,9 +46,9 @@ void TryStrides(const Subject& out, const AttentionCall& call, Trial* trial) {
   for (int part = 0; part < 3; ++part) {
     const TensorPtr& view = inputs[static_cast<size_t>(part)].tensor;
     if (view == nullptr) continue;
-    for (const Array& reading : OtherReadings(out, *view, inputs)) {
+    for (const Reading& reading : OtherReadings(out, *view, inputs)) {
       AttentionCall changed = call;
-      Replace(&changed, part, *view, reading);
+      Replace(&changed, part, *view, reading.values);
       if (trial->Try(changed, {fault_class::kStride,
                                "fits " + names[part] + " read from its storage by other strides than its own"})) {
         return;
@@ -100,19 +101,15 @@ void TryGraph(const Subject& out, const AttentionCall& call, Trial* trial) {
 
 // ---- whose keys ----------------------------------------------------------------------------------------------------
 
-// Keys that the block table leads to now, from key position `first` on.
-// False when the table or the pool does not lead to every position from `first` to the newest. The mask is dropped, as
-// it belongs to the keys that were recorded.
-bool FromPool(const Subject& out, const Tensor& table, int64_t block_size, const AttentionCall& call, AttentionBatch* b,
-              int64_t first) {
+// Keys that the pool holds, from key position `first` on; slot_of(position) is -1 where no slot is known.
+// False when the pool does not have every position from `first` to the newest. The mask is dropped, as it belongs to
+// the keys that were recorded.
+bool FromSlots(const Subject& out, const AttentionCall& call, AttentionBatch* b, int64_t first,
+               const std::function<int64_t(int64_t)>& slot_of) {
   const TensorPtr k = out.Operand(out.Sibling(call.absorbed ? "attn.kv_cache" : "attn.k_cache"));
   const TensorPtr v = call.absorbed ? nullptr : out.Operand(out.Sibling("attn.v_cache"));
-  if (k == nullptr || (!call.absorbed && v == nullptr) || block_size <= 0 || first < 0) return false;
+  if (k == nullptr || (!call.absorbed && v == nullptr) || first < 0) return false;
   const int64_t slots = v == nullptr ? k->n_rows() : std::min(k->n_rows(), v->n_rows());
-  size_t row = 0;
-  while (row < table.rows.size() && table.rows[row].request != b->request) ++row;
-  if (row == table.rows.size()) return false;
-  const auto entries = table.row(static_cast<int64_t>(row));
   AttentionBatch read = *b;
   const auto put = [&](const Tensor& pool, int64_t slot, Array* to) {
     const auto values = pool.row(slot);
@@ -122,12 +119,8 @@ bool FromPool(const Subject& out, const Tensor& table, int64_t block_size, const
   read.k.values.clear();
   read.v.values.clear();
   for (int64_t p = first; p <= b->query_positions.back(); ++p) {
-    const int64_t block = p / block_size;
-    if (block >= static_cast<int64_t>(entries.size())) return false;
-    const double entry = entries[static_cast<size_t>(block)];
-    if (!(entry >= 0 && entry * static_cast<double>(block_size) < static_cast<double>(slots))) return false;
-    const int64_t slot = static_cast<int64_t>(entry) * block_size + p % block_size;
-    if (slot >= slots) return false;
+    const int64_t slot = slot_of(p);
+    if (slot < 0 || slot >= slots) return false;
     read.key_positions.push_back(p);
     put(*k, slot, &read.k);
     if (v != nullptr) put(*v, slot, &read.v);
@@ -138,6 +131,64 @@ bool FromPool(const Subject& out, const Tensor& table, int64_t block_size, const
   if (!read.mask.values.empty()) read.mask = {};
   *b = std::move(read);
   return true;
+}
+
+// The slots that the block table leads to now.
+bool FromPool(const Subject& out, const Tensor& table, int64_t block_size, const AttentionCall& call, AttentionBatch* b,
+              int64_t first) {
+  size_t row = 0;
+  while (row < table.rows.size() && table.rows[row].request != b->request) ++row;
+  if (row == table.rows.size() || block_size <= 0) return false;
+  const auto entries = table.row(static_cast<int64_t>(row));
+  return FromSlots(out, call, b, first, [&](int64_t p) -> int64_t {
+    const int64_t block = p / block_size;
+    if (block >= static_cast<int64_t>(entries.size())) return -1;
+    const double entry = entries[static_cast<size_t>(block)];
+    if (!(entry >= 0 && entry < 0x1p40)) return -1;
+    return static_cast<int64_t>(entry) * block_size + p % block_size;
+  });
+}
+
+// One request's rows, with four allowances.
+bool BatchFits(const Subject& out, const AttentionCall& call, size_t batch) {
+  auto values = Recompute(call, static_cast<int>(batch));
+  if (!values.ok()) return false;
+  std::vector<char> rows(out.judged().size(), 0);
+  for (int64_t r : call.batches[batch].rows) rows[static_cast<size_t>(r)] = 1;
+  return Differ(out.actual(), values->out, out.precision(), rows, 4).ok;
+}
+
+// Every request read from slots that follow one another, as if the cache were not paged: from where the requests before
+// it end, from a stride of the longest one, or all from the first slot on. Each wrong request must fit.
+std::optional<Explanation> WithoutTable(const Subject& out, const AttentionCall& call, int64_t block_size) {
+  int64_t longest = 0;
+  for (const AttentionBatch& b : call.batches) longest = std::max(longest, b.query_positions.back() + 1);
+  const int64_t whole = block_size > 0 ? (longest + block_size - 1) / block_size * block_size : longest;
+  struct Layout {
+    const char* text;
+    int64_t stride;  // of a request; -1: lengths of those before it, -2: their new rows
+  };
+  for (const Layout& layout :
+       {Layout{"the lengths of the requests before", -1}, Layout{"the new rows before", -2},
+        Layout{"the longest request times its number", longest},
+        Layout{"whole blocks of the longest request times its number", whole}, Layout{"0 for every request", 0}}) {
+    bool any = false, all = true;
+    int64_t start = 0;
+    for (size_t b = 0; b < call.batches.size() && all; ++b) {
+      const AttentionBatch& own = call.batches[b];
+      const int64_t first = layout.stride >= 0 ? static_cast<int64_t>(b) * layout.stride : start;
+      start += layout.stride == -2 ? static_cast<int64_t>(own.query_positions.size()) : own.query_positions.back() + 1;
+      if (BatchFits(out, call, b)) continue;
+      AttentionCall changed = call;
+      all = FromSlots(out, call, &changed.batches[b], 0, [&](int64_t p) { return first + p; }) &&
+            BatchFits(out, changed, b);
+      any = true;
+    }
+    if (any && all)
+      return Explanation{fault_class::kKvIdent, std::string("fits slots of the pool that follow one another from ") +
+                                                    layout.text + " on: the block table was not used"};
+  }
+  return std::nullopt;
 }
 
 // Slots a block: as recorded, else what engines use.
@@ -265,19 +316,11 @@ void TryPaddingWrites(const AttentionCall& call, Trial* trial) {
                        kNone, "", 3});
 }
 
-// One request's rows, with four allowances.
-bool BatchFits(const Subject& out, const AttentionCall& call, size_t batch) {
-  auto values = Recompute(call, static_cast<int>(batch));
-  if (!values.ok()) return false;
-  std::vector<char> rows(out.judged().size(), 0);
-  for (int64_t r : call.batches[batch].rows) rows[static_cast<size_t>(r)] = 1;
-  return Differ(out.actual(), values->out, out.precision(), rows, 4).ok;
-}
-
 // Each request whose rows are wrong must be explained by rows that are not its own.
 std::optional<Explanation> ForeignRows(const Subject& out, const AttentionCall& call) {
   const TensorPtr table = out.Operand("block_table");
   const int64_t block_size = table == nullptr ? 0 : out.capture().Integer(*table->info, "block_size").value_or(1);
+  if (auto why = WithoutTable(out, call, block_size)) return why;
   std::string text;
   bool any = false;
   for (size_t b = 0; b < call.batches.size(); ++b) {
@@ -503,8 +546,10 @@ std::optional<Explanation> ExplainAttention(const Subject& out, const AttentionC
   TryStrides(out, call, &trial);
   if (auto why = best()) return why;
   if (auto why = KeptRows(out, d)) return why;
+  if (auto why = ExplainOtherBuffer(out, d)) return why;
   TryScales(out, call, &trial);
   TryMasks(call, &trial);
+  TryOtherRanks(out, call, &trial);
   if (auto why = best()) return why;
   if (auto why = ForeignRows(out, call)) return why;
   TryHeadStrides(call, &trial);

@@ -153,6 +153,26 @@ void MaskChosen(const Tensor& topk, AttentionBatch* batch) {
   }
 }
 
+// One number a head of this rank, recorded in the step or at load, for its heads or for those of all ranks; no values:
+// none was recorded. kBadInput: it was, on other ranks alone or for another number of heads.
+Result<Array> PerHead(const Subject& s, std::string_view stem, const AttentionCall& call) {
+  const std::string name = s.Sibling(stem);
+  TensorPtr t = s.Operand(name);
+  if (t == nullptr) t = s.Weight(name);
+  if (t == nullptr) {
+    if (s.capture().HasSite(name)) return NotRecorded(name + " of this rank");
+    return Array{{0}, {}};
+  }
+  if (t->n() == call.heads) return ToArray({call.heads}, t->values);
+  const Shard& shard = s.info().event.shard;
+  const int64_t first = call.value_dim > 0 ? shard.col_offset / call.value_dim : shard.index * call.heads;
+  if (shard.count <= 1 || t->n() < first + call.heads)
+    return Status::BadInput(name + " has " + std::to_string(t->n()) + " numbers for " + std::to_string(call.heads) +
+                            " heads");
+  return ToArray({call.heads},
+                 std::span(t->values).subspan(static_cast<size_t>(first), static_cast<size_t>(call.heads)));
+}
+
 // A kernel that expands the latents of earlier steps again sums in another order than what was recorded of them: c
 // roundings of partial sums, taken to be no larger than the column's largest value, at 8 sigma and on both sides. Sums
 // of a step's own rows are the recorded ones; of keys the bound of the scores has room for it.
@@ -336,13 +356,8 @@ Result<AttentionCall> GatherAttention(const Subject& s, std::span<const std::str
   call.spec.chunk = s.Integer("attention_chunk", 0);
   call.spec.prefix_len = s.Integer("prefix_len", 0);
   call.spec.soft_cap = s.Number("soft_cap", 0);
-  if (const TensorPtr t = s.Operand(s.Sibling("attn.sinks"))) call.sinks = ToArray({call.heads}, t->values);
-  if (const TensorPtr t = s.Weight(s.Sibling("attn.sinks")); t != nullptr && call.sinks.values.empty()) {
-    call.sinks = ToArray({call.heads}, t->values);
-  }
-  for (const TensorPtr& t : {s.Operand(s.Sibling("attn.alibi_slopes")), s.Weight(s.Sibling("attn.alibi_slopes"))}) {
-    if (t != nullptr && call.slopes.values.empty()) call.slopes = ToArray({call.heads}, t->values);
-  }
+  ASSAY_ASSIGN_OR_RETURN(call.sinks, PerHead(s, "attn.sinks", call));
+  ASSAY_ASSIGN_OR_RETURN(call.slopes, PerHead(s, "attn.alibi_slopes", call));
 
   // Keys that a query should see must be there.
   if (!gathered) {

@@ -1,8 +1,11 @@
 // Heads of attention: results of another head, and query heads that read another key head than their own.
 #include <algorithm>
 #include <cmath>
+#include <span>
+#include <string>
 
 #include "check/op_attention.h"
+#include "check/op_attention_trial.h"
 #include "check/op_fitted.h"
 
 namespace assay::op {
@@ -107,6 +110,34 @@ std::optional<Explanation> ExplainHeads(const Subject& out, const AttentionCall&
   if (own) return std::nullopt;  // not right to the bound, and nearer to its own head than to any other
   if (one) return Explanation{fault_class::kStride, text + ": every head equals one"};
   return Explanation{fault_class::kTpShard, text};
+}
+
+// A rank that takes the first numbers of a whole vector, or another rank's, for those of its own heads.
+void TryOtherRanks(const Subject& out, const AttentionCall& call, Trial* trial) {
+  for (const bool sinks : {true, false}) {
+    const Array& own = sinks ? call.sinks : call.slopes;
+    if (own.values.empty()) continue;
+    const std::string name = out.Sibling(sinks ? "attn.sinks" : "attn.alibi_slopes");
+    const auto attempt = [&](std::span<const double> values, const std::string& whose) {
+      AttentionCall changed = call;
+      Array& to = sinks ? changed.sinks : changed.slopes;
+      to.values.assign(values.begin(), values.end());
+      if (to.values == own.values) return false;
+      return trial->Try(changed, {fault_class::kTpShard, "fits " + name + " of " + whose});
+    };
+    for (EventId id : out.capture().EventsOf(name)) {
+      const auto other = out.capture().Load(id);
+      if (!other.ok()) continue;
+      const int64_t n = (*other)->n(), rank = (*other)->info->event.rank;
+      for (int64_t first = 0; first + call.heads <= n; first += call.heads) {
+        const std::string whose = n == call.heads ? "rank " + std::to_string(rank)
+                                                  : "heads " + std::to_string(first) + " to " +
+                                                        std::to_string(first + call.heads - 1) + " of the whole";
+        const auto at = static_cast<size_t>(first);
+        if (attempt(std::span((*other)->values).subspan(at, static_cast<size_t>(call.heads)), whose)) return;
+      }
+    }
+  }
 }
 
 // Keys, values or both of another head than query head h's own, found head by head.

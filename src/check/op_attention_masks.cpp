@@ -38,6 +38,71 @@ void TryCaps(const AttentionCall& call, Trial* trial) {
   trial->Try(found, {fault_class::kMask, text, found.spec.soft_cap, "soft cap used"});
 }
 
+// The mask of a batch as values, all keys seen where it has none.
+Array* MaskOf(AttentionBatch* b) {
+  const auto queries = static_cast<int64_t>(b->query_positions.size()),
+             keys = static_cast<int64_t>(b->key_positions.size());
+  if (b->mask.values.empty()) b->mask = Array::Filled({queries, keys}, 1);
+  return &b->mask;
+}
+
+// A causal bound that counts queries from the first one of the step and keys from the first one of the request: right
+// for a whole prompt, off by the chunk's beginning for what follows.
+void TryUpperLeft(const AttentionCall& call, Trial* trial) {
+  if (!call.spec.causal) return;
+  AttentionCall changed = call;
+  double shift = kNone;
+  bool one = true;
+  for (AttentionBatch& b : changed.batches) {
+    if (b.key_positions.empty() || b.query_positions.front() <= b.key_positions.front()) continue;
+    const int64_t by = b.key_positions.front() - b.query_positions.front();
+    one = one && (std::isnan(shift) || shift == static_cast<double>(by));
+    shift = static_cast<double>(by);
+    Array& mask = *MaskOf(&b);
+    for (size_t q = 0; q < b.query_positions.size(); ++q) {
+      for (size_t j = 0; j < b.key_positions.size(); ++j) {
+        if (b.key_positions[j] > b.query_positions[q] + by)
+          mask[static_cast<int64_t>(q * b.key_positions.size() + j)] = 0;
+      }
+    }
+  }
+  if (std::isnan(shift)) return;
+  trial->Try(changed, {fault_class::kMask,
+                       "fits a causal bound that counts queries from the first one of the step: aligned to the first "
+                       "key, not to the newest",
+                       one ? shift : kNone, one ? "causal bound used - declared" : ""});
+}
+
+// A loop over keys by whole tiles that never comes to those behind the last one.
+bool TryTails(const AttentionCall& call, Trial* trial) {
+  for (size_t tile : {8, 16, 32, 64, 128, 256, 4, 2}) {
+    AttentionCall changed = call;
+    std::string counts;
+    double missing = kNone;
+    bool one = true;
+    for (AttentionBatch& b : changed.batches) {
+      const size_t keys = b.key_positions.size(), kept = keys / tile * tile;
+      if (kept == 0 || kept == keys) continue;
+      const auto lost = static_cast<double>(keys - kept);
+      one = one && (std::isnan(missing) || missing == -lost);
+      missing = -lost;
+      counts += (counts.empty() ? "" : ", ") + std::to_string(keys - kept);
+      Array& mask = *MaskOf(&b);
+      for (size_t q = 0; q < b.query_positions.size(); ++q) {
+        for (size_t j = kept; j < keys; ++j) mask[static_cast<int64_t>(q * keys + j)] = 0;
+      }
+    }
+    if (counts.empty()) continue;
+    if (trial->Try(changed, {fault_class::kMask,
+                             "fits without the keys behind the last whole tile of " + std::to_string(tile) + ": " +
+                                 counts + " of them, request by request",
+                             one ? missing : kNone, one ? "keys seen beyond those due" : ""})) {
+      return true;
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
 // Every bound that a query's view has, taken away or moved by a little: declared bounds first, then bounds that nobody
@@ -120,6 +185,7 @@ void TryMasks(const AttentionCall& call, Trial* trial) {
            "causal bound used - declared");
     }
   }
+  TryUpperLeft(call, trial);
   // A window where none is declared, or another one: powers of two, as configs have them.
   for (int64_t w : {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096}) {
     if (w != window) {
@@ -134,6 +200,7 @@ void TryMasks(const AttentionCall& call, Trial* trial) {
 
 // Keys of every query left out: the first ones, or the newest ones. A query that has no others keeps its own.
 void TryMissingKeys(const AttentionCall& call, Trial* trial) {
+  if (TryTails(call, trial)) return;
   // The first keys go when a window or an offset is wrong, the newest when lengths are taken before the step's own
   // rows.
   for (bool newest : {false, true}) {
@@ -143,7 +210,7 @@ void TryMissingKeys(const AttentionCall& call, Trial* trial) {
       for (AttentionBatch& b : changed.batches) {
         const auto queries = static_cast<int64_t>(b.query_positions.size()),
                    keys = static_cast<int64_t>(b.key_positions.size());
-        Array mask = b.mask.values.empty() ? Array::Filled({queries, keys}, 1) : b.mask;
+        Array& mask = *MaskOf(&b);
         for (int64_t q = 0; q < queries; ++q) {
           const int64_t at = b.query_positions[static_cast<size_t>(q)];
           if (at < n) continue;
@@ -153,7 +220,6 @@ void TryMissingKeys(const AttentionCall& call, Trial* trial) {
           }
           any = true;
         }
-        b.mask = std::move(mask);
       }
       if (!any) break;
       if (trial->Try(changed, {fault_class::kMask,

@@ -45,6 +45,8 @@ class Trial {
   double residual_ = 0;
 };
 
+// Slopes and sinks of another rank's heads.
+void TryOtherRanks(const Subject& out, const AttentionCall& call, Trial* trial);
 // Families of causes, one file each: which keys a query sees by mask, window, cap, slopes or sinks; keys that every
 // query lacks.
 void TryMasks(const AttentionCall& call, Trial* trial);

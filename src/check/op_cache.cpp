@@ -71,27 +71,76 @@ std::optional<Explanation> ExplainPlaces(const Operation& write,
   return std::nullopt;
 }
 
+// Half of the smallest step between codes; 0: the cache holds plain floats.
+double HalfStep(DType cache) {
+  if (LargestCode(cache) == 0) return 0;
+  return cache == DType::kI8 ? 0.5 : cache == DType::kF4E2M1 ? 0.25 : 0x1p-10;
+}
+
+// Scale of each element of a part of the rows written, [rows, heads, width] flat: as declared, else as recorded with a
+// scale a head or a scale a group of each row, else 1. Codes of four bits have scales of their own in every row: where
+// they were not recorded, the largest magnitude of the head says what no scale is beyond.
+std::vector<double> ScalesOf(const Subject& s, DType cache, const Input& part, std::string_view letter, int64_t heads) {
+  const auto n = static_cast<size_t>(part.tensor->n());
+  const std::string key = std::string(letter) + "_scale";
+  // Magnitudes: a range of codes has two sides, whatever the sign of its scale.
+  const double declared = std::abs(s.Number(key, s.Number("kv_scale", 1)));
+  if (declared != 1 || Capture::OwnText(s.info(), key) || Capture::OwnText(s.info(), "kv_scale"))
+    return std::vector<double>(n, declared);
+  const int64_t rows = part.tensor->n_rows(), width = part.tensor->n() / std::max<int64_t>(rows * heads, 1);
+  std::vector<double> out(n, 1);
+  if (width == 0 || rows * heads * width != part.tensor->n()) return out;
+  const TensorPtr scale = s.Beside(s.Sibling("attn." + key));
+  const int64_t groups = scale == nullptr ? 0 : scale->n() / std::max<int64_t>(rows * heads, 1);
+  const bool grouped =
+      groups > 0 && scale->n() == rows * heads * groups && width % groups == 0 && SameRows(*scale, *part.tensor);
+  const bool of_heads = scale != nullptr && scale->rows.empty() && scale->n() == heads;
+  for (int64_t r = 0; r < rows * heads; ++r) {
+    double top = 0;
+    for (int64_t c = 0; c < width; ++c)
+      top = std::max(top, std::abs(part.tensor->values[static_cast<size_t>(r * width + c)]));
+    for (int64_t c = 0; c < width; ++c) {
+      double& to = out[static_cast<size_t>(r * width + c)];
+      if (grouped)
+        to = std::abs(scale->values[static_cast<size_t>(r * groups + c / (width / groups))]);
+      else if (of_heads)
+        to = std::abs(scale->values[static_cast<size_t>(r % heads)]);
+      else if (cache == DType::kF4E2M1)
+        to = 1.125 * top / LargestCode(cache);  // a scale may be rounded up by a sixteenth and more
+    }
+  }
+  return out;
+}
+
 // attn.kv_write as it came back against the rows that were given: a copy, but for one rounding to the cache's codes
-// times their scale. part_scale: of the columns of the first and of the second part.
+// times their scale.
 void JudgeWrite(Subject& s) {
   const std::vector<Input> parts = Written(s);
   if (parts.empty()) return Missing(s, s.Sibling("attn.k or attn.kv_c_normed"));
   const DType cache = CacheDType(s.capture(), s.info()).value_or(s.info().event.dtype);
-  // Magnitudes: a range of codes has two sides, whatever the sign of its scale.
-  const double k_scale = std::abs(s.Number("k_scale", s.Number("kv_scale", 1))),
-               v_scale = std::abs(s.Number("v_scale", s.Number("kv_scale", 1)));
   // 0 for caches that hold plain floats: nothing is cut, nothing scaled.
   const double top = LargestCode(cache);
   Operation write;
   write.inputs = parts;
-  std::vector<double> part_scale{k_scale, parts.size() > 1 && parts[1].name.ends_with("attn.v") ? v_scale : k_scale};
+  const int64_t rows = s.actual().shape.empty() ? 1 : s.actual().shape[0];
+  const int64_t heads = s.actual().rank() == 3 ? s.actual().shape[1] : 1,
+                cols = s.actual().size() / std::max<int64_t>(rows * heads, 1);
+  Array code_scale = Array::Filled(s.actual().shape, 1);  // of each element read back
+  if (top > 0) {
+    int64_t begin = 0;
+    for (const Input& part : parts) {
+      const auto own = ScalesOf(s, cache, part, part.name.ends_with("attn.v") ? "v" : "k", heads);
+      const int64_t width = part.tensor->n() / std::max<int64_t>(rows * heads, 1);
+      for (int64_t i = 0; i < part.tensor->n() && begin + width <= cols && part.tensor->n() == rows * heads * width;
+           ++i)
+        code_scale[i / width * cols + begin + i % width] = own[static_cast<size_t>(i)];
+      begin += width;
+    }
+  }
+  double small_steps = 0;  // half of the smallest code's step, in roundoffs of the code
   write.run = [&](std::span<const Array> in) -> Result<oracle::Computed> {
-    const int64_t rows = s.actual().shape[0];
-    const int64_t heads = s.actual().rank() == 3 ? s.actual().shape[1] : 1,
-                  cols = s.actual().size() / std::max<int64_t>(rows * heads, 1);
     oracle::Computed y;
     y.value = y.scale = Array::Filled(s.actual().shape);
-    y.inner = Array::Filled(s.actual().shape);
     int64_t begin = 0;
     for (size_t j = 0; j < in.size(); ++j) {
       const int64_t width = in[j].size() / std::max<int64_t>(rows * heads, 1);
@@ -101,18 +150,16 @@ void JudgeWrite(Subject& s) {
         for (int64_t c = 0; c < width; ++c) {
           const double x = in[j][r * width + c];
           y.value[r * cols + begin + c] = x;
-          // Codes below the smallest normal one keep less: half of the smallest step times the scale.
           y.scale[r * cols + begin + c] = std::abs(x);
-          if (top > 0) y.inner[r * cols + begin + c] = part_scale[j];
         }
       }
       begin += width;
     }
     if (begin != cols) return Status::BadInput(s.info().name + " holds more columns than the rows written");
-    y.k_inner = 1;
+    for (int64_t i = 0; small_steps > 0 && i < y.scale.size(); ++i) y.scale[i] += small_steps * code_scale[i];
     return y;
   };
-  const auto right = write.Run();
+  auto right = write.Run();
   if (!right.ok()) return s.report().Missing(right.status().message(), "record attn.k and attn.v of the same rows");
   oracle::Precision p;
   // No sum is formed, so there is no accumulator: the store alone counts.
@@ -122,9 +169,10 @@ void JudgeWrite(Subject& s) {
   p.floor = 0;
   // First without a floor: most rows have no element so small, and the bound stays sharp for them.
   Difference d = Differ(s.actual(), *right, p, s.judged());
-  if (!d.ok && top > 0) {  // small elements: half of the smallest code's step
-    const double step = cache == DType::kI8 ? 0.5 : 0x1p-10;
-    p.floor = step * std::max(k_scale, v_scale);
+  const double half_step = HalfStep(cache);
+  if (!d.ok && top > 0) {  // small elements: half of the smallest code's step, times the scale of the code
+    small_steps = half_step / u;
+    right = write.Run();
     d = Differ(s.actual(), *right, p, s.judged());
   }
   if (d.ok) return ReportRight(s, d);
@@ -132,10 +180,8 @@ void JudgeWrite(Subject& s) {
   // these codes may, which with the rounding itself is at most twice as much.
   if (top > 0 && d.measured <= 2 * d.allowed) {
     oracle::Computed cut = *right;
-    const int64_t cols = cut.value.cols();
-    const int64_t first = parts[0].tensor->row_size() * cols / std::max<int64_t>(s.tensor()->row_size(), 1);
     for (int64_t i = 0; i < cut.value.size(); ++i) {
-      const double limit = top * part_scale[i % cols < first ? 0 : part_scale.size() - 1];
+      const double limit = top * code_scale[i];
       cut.value[i] = std::clamp(cut.value[i], -limit, limit);
     }
     if (const Difference c = Differ(s.actual(), cut, p, s.judged()); c.ok) return ReportRight(s, c);
@@ -178,14 +224,14 @@ void JudgeWrite(Subject& s) {
   if (!why) {
     if (const TensorPtr storage = StorageOf(s, s.info())) {
       const int64_t width = right->value.cols();
-      std::set<std::vector<double>> rows;
+      std::set<std::vector<double>> stored;
       // Rows may begin at any multiple of the width.
       for (int64_t at = 0; at + width <= storage->n(); at += width)
-        rows.emplace(storage->values.begin() + at, storage->values.begin() + at + width);
+        stored.emplace(storage->values.begin() + at, storage->values.begin() + at + width);
       bool all = true;
       for (int64_t r = 0; r < right->value.rows() && all; ++r) {
         const auto row = right->value.row(r);
-        all = rows.contains(std::vector<double>(row.begin(), row.end()));
+        all = stored.contains(std::vector<double>(row.begin(), row.end()));
       }
       if (all)
         why = Explanation{fault_class::kStride,
@@ -195,7 +241,10 @@ void JudgeWrite(Subject& s) {
   // Scales: everything one constant off, or cut at the largest code.
   if (!why) {
     const double ratio = ConstantRatio(s.actual(), right->value, s.judged(), std::max(2 * u, 1e-3));
-    if (!std::isnan(ratio)) {
+    // The rows of a coarse code have a ratio near 1 whatever is wrong: it must be no rounding, or fit where 1 does not.
+    oracle::Computed scaled = *right;
+    for (double& x : scaled.value.values) x *= ratio;
+    if (!std::isnan(ratio) && (std::abs(ratio - 1) > u / 2 || fits(scaled))) {
       why = Explanation{fault_class::kKvScale, "rows read back are one constant times the rows written", ratio,
                         "row read back / row written"};
     }
@@ -203,15 +252,14 @@ void JudgeWrite(Subject& s) {
   if (!why && top > 0) {
     int64_t off = 0, beyond = 0;
     double cross = 0, square = 0, total = 0;
-    const int64_t cols = right->value.cols();
-    const int64_t first_part =
-        parts[0].tensor->row_size() / std::max<int64_t>(s.actual().rank() == 3 ? s.actual().shape[1] : 1, 1);
     for (int64_t i = 0; i < s.actual().size(); ++i) {
-      const double limit = top * part_scale[i % cols < first_part ? 0 : 1], x = s.actual()[i], want = right->value[i];
+      const double limit = top * code_scale[i], x = s.actual()[i], want = right->value[i];
       // Elements at the largest code that should be larger were cut, and are right for what a cut does.
       const bool at_top = std::abs(std::abs(x) - limit) <= 1e-3 * limit;
       beyond += std::abs(want) > limit * (1 + u);
-      if (std::abs(x - want) > 2 * u * std::abs(want) + p.floor * 2 && !(at_top && std::abs(want) > limit)) ++off;
+      if (std::abs(x - want) > 2 * u * std::abs(want) + 2 * half_step * code_scale[i] &&
+          !(at_top && std::abs(want) > limit))
+        ++off;
       cross += x * want;
       square += want * want;
       total += x * x;
@@ -259,6 +307,67 @@ std::optional<std::vector<double>> LastRow(const Subject& s, std::span<const std
     out.insert(out.end(), row.begin(), row.end());
   }
   return out;
+}
+
+// Each group of columns of the wrong rows times a number of its own, which a read under other scales leaves. A grid of
+// scales that was written and read in two orders has the same numbers in other places, whose product is 1.
+std::optional<Explanation> OtherScales(const Array& have, const Array& due, std::span<const int64_t> wrong) {
+  const int64_t rows = have.shape[0], width = have.size() / std::max<int64_t>(rows, 1), cols = have.cols();
+  for (int64_t group : {int64_t{128}, int64_t{64}, int64_t{32}, int64_t{16}, int64_t{8}}) {
+    if (cols % group != 0) continue;
+    double logarithms = 0;
+    int64_t groups = 0, changed = 0, surplus = 0;
+    bool fits = true;
+    for (size_t i = 0; i < wrong.size() && fits; ++i) {
+      for (int64_t begin = wrong[i] * width; begin < (wrong[i] + 1) * width && fits; begin += group) {
+        double cross = 0, square = 0;
+        int64_t nonzero = 0;
+        for (int64_t j = begin; j < begin + group; ++j) {
+          cross += have[j] * due[j];
+          square += due[j] * due[j];
+          nonzero += due[j] != 0;
+        }
+        if (square == 0) continue;
+        const double factor = cross / square;
+        for (int64_t j = begin; j < begin + group; ++j)
+          fits = fits && std::abs(have[j] - factor * due[j]) <= 0x1p-7 * std::abs(factor * due[j]);
+        fits = fits && factor > 0;
+        logarithms += std::log(factor);
+        ++groups;
+        changed += std::abs(factor - 1) > 1e-3;
+        surplus += nonzero - 1;
+      }
+    }
+    // Each element beyond the first of its group agrees to 2^-7 by chance once in 2^6: 16 of them are no accident.
+    if (!fits || changed < 2 || surplus < 16) continue;
+    const bool moved = std::abs(logarithms) < 1e-3 * static_cast<double>(groups);
+    return Explanation{moved ? fault_class::kQLayout : fault_class::kKvScale,
+                       "rows gathered are those that were written with another scale for each group of " +
+                           std::to_string(group) + " columns" +
+                           (moved ? ": the same scales in other places, as their product is 1" : "")};
+  }
+  return std::nullopt;
+}
+
+// Every head of the wrong rows is a head that was written, under another head or position: rows and heads of a page in
+// the other order.
+bool OtherHeadOrder(const Array& have, const Array& due, std::span<const int64_t> wrong) {
+  if (have.rank() != 3 || have.shape[1] < 2 || have.shape[2] < 4) return false;
+  const int64_t heads = have.shape[1], d = have.shape[2];
+  const auto head = [&](const Array& a, int64_t i) {
+    return std::vector<double>(a.values.begin() + i * d, a.values.begin() + (i + 1) * d);
+  };
+  std::set<std::vector<double>> written;
+  for (int64_t i = 0; i < due.shape[0] * heads; ++i) written.insert(head(due, i));
+  int64_t moved = 0;
+  for (int64_t r : wrong) {
+    for (int64_t h = 0; h < heads; ++h) {
+      const std::vector<double> x = head(have, r * heads + h);
+      if (!written.contains(x)) return false;
+      moved += x != head(due, r * heads + h);
+    }
+  }
+  return moved >= 2;
 }
 
 // Rows that attention gathered, bit for bit those that were written for their request and position. Quantised caches
@@ -359,6 +468,13 @@ void JudgeRead(Subject& s) {
   // No row of anybody: the own one times a constant, say.
   for (int64_t i = 0; i < due.value.size(); ++i) due.scale[i] = std::abs(due.value[i]);
   if (found.empty()) {
+    if (OtherHeadOrder(s.actual(), due.value, wrong)) {
+      return ReportWrong(s, Differ(s, due),
+                         {fault_class::kStride,
+                          "every head gathered was written, for another head or position: rows and "
+                          "heads of a page in the other order"});
+    }
+    if (auto why = OtherScales(s.actual(), due.value, wrong)) return ReportWrong(s, Differ(s, due), *why);
     if (auto why = ExplainByFit(s, due, {})) {
       const bool scaled = why->cls == fault_class::kScale || why->cls == fault_class::kRange;
       if (scaled) {

@@ -289,15 +289,12 @@ void ReportRule(const Capture& capture, CheckReport& report, const EventInfo& in
   report.Found(std::move(s));
 }
 
-// Every event of these stems that has values, in order of execution for each name; judge() writes the verdict. A stem
-// ".partial" takes the partial results alone.
+// Every event of these stems that has values, in order of execution for each name; judge() writes the verdict.
 void JudgeStems(const Capture& capture, CheckReport* report, std::span<const std::string_view> stems,
                 const JudgeFunction& judge, bool at_load) {
   for (std::string_view stem : stems) {
-    const bool partial = stem.ends_with(".partial");
-    for (const std::string& name : capture.NamesOfStem(partial ? stem.substr(0, stem.size() - 8) : stem)) {
+    for (const std::string& name : capture.NamesOfStem(stem)) {  // ".partial" is a part of the stem
       bool told = false;
-      if (!name.ends_with(stem)) continue;  // partial ones share the stem of the whole
       for (EventId id : capture.EventsOf(name)) {
         // One line suffices where nothing has values.
         if (!capture.has_payloads() && told) break;

@@ -31,6 +31,9 @@ void JudgeDeclaredOperation(Subject& s, const std::string& kind, const std::vect
     op.inputs.push_back({name, t});
   }
   if (op.inputs.empty()) return;
+  // Of a layer without rotary embedding: judged by the check that knows how the other layers turn.
+  const bool rotated = IsRotated(s.info().name.substr(s.info().prefix.size()));
+  if (kind == "copy" && rotated && op.inputs[0].name == s.info().name + "_proj") return;
   const size_t n = op.inputs.size();
   const auto operand = [&](size_t i) { return i < n ? op.inputs[i].tensor : nullptr; };
   if (kind == "attention" && n >= 3) return JudgeCall(s, names);

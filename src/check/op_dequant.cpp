@@ -152,7 +152,8 @@ Status PlaceScales(const Tensor& scale, int64_t group, bool swizzled, DequantPar
   } else {
     if (group <= 0) group = (columns + out->grid_cols - 1) / std::max<int64_t>(out->grid_cols, 1);
     out->block_cols = out->grid_cols == 1 ? columns : group;
-    if (out->quant == "fp8_block")
+    // A row of scales for each row of codes is a scale for each group of a row, also where they are called blocks.
+    if (out->quant == "fp8_block" && (out->grid_rows != rows || rows <= 1))
       out->block_rows = std::max<int64_t>(group, 1);
     else if (out->grid_rows < rows)
       out->block_rows = (rows + out->grid_rows - 1) / std::max<int64_t>(out->grid_rows, 1);
@@ -252,6 +253,16 @@ Result<DequantParts> TakeApart(const Subject& s, const std::string& parts, bool 
   for (float& x : out.code) x += static_cast<float>(variant.zero);
   const bool swizzled = (OwnOr(*scale, "scale_layout", "linear") == "swizzle_128x4") != variant.other_scale_layout;
   ASSAY_RETURN_IF_ERROR(PlaceScales(*scale, group, swizzled, &out));
+  // Columns in another order than that of their scales (act-order).
+  const TensorPtr order = activation ? nullptr : s.Weight(parts + "g_idx");
+  if (order != nullptr && order->n() == out.cols && out.grid_cols > 1 && out.grid_rows == out.rows && !swizzled) {
+    out.block_cols = 0;
+    for (int64_t i = 0; i < out.rows * out.cols; ++i) {
+      const int64_t k = check::IntegerOf(order->values[static_cast<size_t>(i % out.cols)]);
+      if (k < 0 || k >= out.grid_cols) return Status::BadInput(parts + "g_idx leads beyond the scales");
+      out.group[static_cast<size_t>(i)] = static_cast<int32_t>(i / out.cols * out.grid_cols + k);
+    }
+  }
   if (quant.starts_with("fp8") || out.integers) {
     if (const TensorPtr zero = Part(s, parts + "zero", activation)) ASSAY_RETURN_IF_ERROR(PlaceZeros(*zero, &out));
   }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <set>
 
 #include "check/op_fitted.h"
@@ -127,8 +128,8 @@ TensorPtr StorageOf(const Subject& subject, const EventInfo& view) {
 
 // Every mixture of the candidate strides that stays inside of the recorded storage, at most 64 readings. The view's own
 // strides are left out; so are tensors with other axes before the rows.
-std::vector<oracle::Array> OtherReadings(const Subject& subject, const Tensor& view, std::span<const Input> siblings) {
-  std::vector<oracle::Array> out;
+std::vector<Reading> OtherReadings(const Subject& subject, const Tensor& view, std::span<const Input> siblings) {
+  std::vector<Reading> out;
   const Event& event = view.info->event;
   const TensorPtr storage = StorageOf(subject, *view.info);
   if (storage == nullptr || event.row_axis > 0 || view.n() > kMaxReread) return out;
@@ -145,6 +146,18 @@ std::vector<oracle::Array> OtherReadings(const Subject& subject, const Tensor& v
   if (rank == 3) {  // head by head
     steps[1].push_back(event.shape[0] * event.shape[2]);
     steps[0].push_back(event.shape[2]);
+  }
+  // A kernel that knows the widths alone: of its result, of an operand without rows (a norm's weight), of all views of
+  // one fused row.
+  if (rank >= 2) {
+    int64_t fused = 0;
+    for (const Input& s : siblings) {
+      if (s.tensor == nullptr) continue;
+      steps[0].push_back(s.tensor->rows.empty() ? s.tensor->n() : s.tensor->row_size());
+      if (s.tensor->shape == view.shape) fused += s.tensor->row_size();
+    }
+    steps[0].push_back(fused > 0 ? fused : view.row_size());
+    steps[0].push_back(std::max<int64_t>(subject.tensor()->row_size(), 1));
   }
   for (auto& s : steps) {
     std::sort(s.begin(), s.end());
@@ -178,7 +191,7 @@ std::vector<oracle::Array> OtherReadings(const Subject& subject, const Tensor& v
           at[a] = 0;
         }
       }
-      out.push_back(std::move(read));
+      out.push_back({strides, std::move(read)});
     }
     size_t a = 0;
     while (a < rank && ++pick[a] == steps[a].size()) pick[a++] = 0;
@@ -189,16 +202,33 @@ std::vector<oracle::Array> OtherReadings(const Subject& subject, const Tensor& v
 
 std::optional<Explanation> ExplainStrides(const Subject& subject, const Operation& operation) {
   const auto arrays = operation.arrays();
+  std::map<std::vector<int64_t>, std::vector<std::pair<size_t, oracle::Array>>> together;  // by strides
   for (size_t i = 0; i < operation.inputs.size(); ++i) {
     const Input& input = operation.inputs[i];
     if (input.tensor == nullptr) continue;
-    for (oracle::Array& reading : OtherReadings(subject, *input.tensor, operation.inputs)) {
+    for (Reading& reading : OtherReadings(subject, *input.tensor, operation.inputs)) {
       auto changed = arrays;
-      changed[i] = std::move(reading);
-      if (!Fits(subject, operation.run(changed))) continue;
+      changed[i] = reading.values;
+      if (!Fits(subject, operation.run(changed))) {
+        together[reading.strides].emplace_back(i, std::move(reading.values));
+        continue;
+      }
       return Explanation{fault_class::kStride, "fits " + Short(input.name, subject.info()) +
                                                    " read from its storage with other strides than those of the view"};
     }
+  }
+  // One stride for all of several operands, as a kernel has that takes them for parts of one row.
+  for (const auto& [strides, readings] : together) {
+    if (readings.size() < 2) continue;
+    auto changed = arrays;
+    std::string names;
+    for (const auto& [i, values] : readings) {
+      changed[i] = values;
+      names += (names.empty() ? "" : " and ") + Short(operation.inputs[i].name, subject.info());
+    }
+    if (!Fits(subject, operation.run(changed))) continue;
+    return Explanation{fault_class::kStride, "fits " + names + " read from their storage with rows " +
+                                                 std::to_string(strides[0]) + " elements apart"};
   }
   return std::nullopt;
 }
@@ -298,6 +328,49 @@ std::optional<Explanation> ExplainUnwritten(const Subject& subject) {
                      static_cast<double>(first), "first row not written", 3};
 }
 
+// All wrong rows, at least two distinct values in each (unless also_constant: then all rows of requests): by accident
+// no row equals another.
+bool HoldsRowsOf(const Subject& subject, const Difference& d, const Tensor& other, bool also_constant) {
+  if (other.row_size() != subject.tensor()->row_size() || other.n_rows() != subject.tensor()->n_rows() ||
+      other.row_size() < 4 || d.rows.empty()) {
+    return false;
+  }
+  std::vector<int64_t> rows = d.rows;
+  for (size_t r = 0; also_constant && r < subject.judged().size(); ++r) {
+    if (subject.judged()[r]) rows.push_back(static_cast<int64_t>(r));
+  }
+  return std::all_of(rows.begin(), rows.end(), [&](int64_t r) {
+    const auto have = subject.tensor()->row(r), kept = other.row(r);
+    const bool varied = also_constant || std::any_of(have.begin(), have.end(), [&](double x) { return x != have[0]; });
+    return varied && std::equal(have.begin(), have.end(), kept.begin(), kept.end());
+  });
+}
+
+std::optional<Explanation> ExplainOtherBuffer(const Subject& subject, const Difference& d) {
+  const EventInfo& info = subject.info();
+  const Capture& capture = subject.capture();
+  EventFilter filter;
+  filter.step = info.event.step;
+  filter.rank = info.event.rank;
+  const auto equals = [&](const std::string& name, bool partial) {
+    for (EventId id : capture.Find(name, filter)) {
+      if (id == info.id || capture.Info(id)->audit == "before" || !capture.Earlier(id, info.id)) continue;
+      const auto other = capture.Load(id);
+      if (other.ok() && SameRows(**other, *subject.tensor()) && HoldsRowsOf(subject, d, **other, partial)) return true;
+    }
+    return false;
+  };
+  if (!info.site.partial && capture.HasSite(info.name + ".partial") && equals(info.name + ".partial", true))
+    return Explanation{fault_class::kReduce, "the result is this rank's partial one: it was not reduced", kNone, "", 3};
+  if (info.prefix.empty() || SearchedEnough(subject)) return std::nullopt;
+  for (const std::string& name : capture.NamesOfStem(info.name.substr(info.prefix.size()))) {
+    if (name == info.name || !equals(name, false)) continue;
+    return Explanation{fault_class::kUnwritten,
+                       "wrong rows hold bit for bit what " + name + " holds in this step: the buffer was not written"};
+  }
+  return std::nullopt;
+}
+
 // Every value fits in so many significant bits, and there are enough that do not fit by chance.
 // unit_roundoff 2^-b: values of b significant bits. Fewer than eight values fit any grid by chance.
 bool Representable(const oracle::Array& a, double unit_roundoff) {
@@ -341,6 +414,19 @@ bool LooksLikeRounding(const Subject& subject, const oracle::Computed& right) {
   return errors <= 0.09 * values && along <= 0.5 * errors && 4 * off >= rows;
 }
 
+// Whether all errors together are no larger than roundings by accumulator and store of p usually are, about twice over.
+// A sum of K terms whose partial sums wander is off by 0.4 u times its magnitudes (rms), one whose terms have one sign
+// by √K / 3 u times its value.
+bool Typical(const Subject& subject, const oracle::Computed& right, oracle::Precision p) {
+  oracle::Computed usual = right;
+  usual.k = 1;
+  usual.k_inner = 2;
+  p.walk = false;
+  for (int64_t i = 0; i < usual.scale.size(); ++i) usual.scale[i] += std::sqrt(right.k) * std::abs(right.value[i]);
+  const Difference d = Differ(subject.actual(), usual, p, subject.judged());
+  return d.measured <= d.allowed;
+}
+
 // `divided`: attention's output, whose last operation is a division in the accumulator's type.
 std::optional<Explanation> ExplainPrecision(const Subject& subject, const oracle::Computed& right, Difference* fit) {
   const oracle::Precision declared = subject.precision();
@@ -364,14 +450,18 @@ std::optional<Explanation> ExplainPrecision(const Subject& subject, const oracle
   // representable in it, unless attention divides it in the end.
   for (DType coarse : {DType::kF16, DType::kBF16}) {
     const double u = UnitRoundoff(coarse);
-    const bool representable = Representable(subject.actual(), u);
-    if (!(u > declared.accum) || !(representable || (divided && LooksLikeRounding(subject, right)))) continue;
+    // Values of a type as coarse as this are representable in it whatever the sum was kept in: that says nothing.
+    const bool representable = u > declared.store && Representable(subject.actual(), u);
+    if (!(u > declared.accum)) continue;
+    if (!representable && !((divided || Representable(subject.actual(), u)) && LooksLikeRounding(subject, right)))
+      continue;
     oracle::Precision p = declared;
     p.accum = u;
     p.walk = true;
     const Difference walk = Differ(subject.actual(), right, p, subject.judged(), 1);
-    // A walk of roundings stays well inside of its bound of eight sigmas.
-    if (!walk.ok || (!representable && walk.measured > 0.3 * walk.allowed)) continue;
+    // The bound allows much more than roundings amount to: all of them together must be of the size that they have in
+    // the mean.
+    if (!walk.ok || (!representable && !Typical(subject, right, p))) continue;
     if (fit != nullptr) *fit = walk;
     return Explanation{
         fault_class::kPrecision,
@@ -403,6 +493,7 @@ void JudgeOperation(const Subject& subject, const Operation& operation, const Ow
   if (!why) why = ExplainNonFinite(subject, operation, d, true);
   if (!why) why = ExplainGraph(subject, operation);
   if (!why) why = ExplainStrides(subject, operation);
+  if (!why) why = ExplainOtherBuffer(subject, d);
   if (!why && own) why = own(d, *right);
   if (!why) why = ExplainOverwritten(subject, operation);
   if (!why) why = ExplainPrecision(subject, *right);

@@ -43,6 +43,9 @@ std::optional<Explanation> ExplainOverwritten(const Subject& subject, const Oper
 std::optional<Explanation> ExplainNonFinite(const Subject& subject, const Operation& operation, const Difference& d,
                                             bool row_by_row);
 std::optional<Explanation> ExplainUnwritten(const Subject& subject);
+// Bit for bit what the same result of another layer holds in this step (a buffer that layers share), or this rank's
+// partial result where the sum over ranks is due.
+std::optional<Explanation> ExplainOtherBuffer(const Subject& subject, const Difference& d);
 // `fit`: how far the result is from the right one by the coarser precision that explains it.
 std::optional<Explanation> ExplainPrecision(const Subject& subject, const oracle::Computed& right,
                                             Difference* fit = nullptr);
@@ -53,7 +56,13 @@ EventId BoundEvent(const Subject& subject, const std::string& name, EventId oper
 
 // The flat memory behind a view, recorded beside it; null when it was not.
 TensorPtr StorageOf(const Subject& subject, const EventInfo& view);
-// Every way in which memory behind a view may be read: strides of the view mixed with those of its siblings.
-std::vector<oracle::Array> OtherReadings(const Subject& subject, const Tensor& view, std::span<const Input> siblings);
+// A view read with other strides, in elements.
+struct Reading {
+  std::vector<int64_t> strides;
+  oracle::Array values;
+};
+// Every way in which memory behind a view may be read: strides of the view mixed with those of its siblings, and rows
+// as far apart as the result's, a sibling's, or those of the siblings side by side are wide.
+std::vector<Reading> OtherReadings(const Subject& subject, const Tensor& view, std::span<const Input> siblings);
 
 }  // namespace assay::op

@@ -592,6 +592,9 @@ void JudgeProduct(Subject& s, const LinearSite& site) {
   s.DeclareOneStore();
   auto layer = Gather(s, site);
   if (!layer.ok()) return Missing(s, layer.status().message());
+  // The bias of a sum over ranks is one rank's, or comes behind the sum.
+  if (s.info().site.partial && !layer->bias.values.empty() && !Fits(s, oracle::Linear(layer->x, layer->w, layer->bias)))
+    layer->bias = {};
   Head head;
   if (site.result == "logits") head = {s.Number("logit_scale", 1), s.Number("soft_cap", 0)};
   const int64_t rows = layer->x.rows();

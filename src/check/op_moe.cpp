@@ -423,6 +423,14 @@ void JudgeCombined(Subject& s, const TensorPtr& rows, const TensorPtr& weights, 
     if (Fits(s, oracle::Combine(experts, row_of, twice)))
       return Explanation{fault_class::kMoeRoute, "fits weights that were applied twice"};
     const double c = ConstantRatio(s.actual(), right.value, s.judged(), std::max(1e-4, 8 * s.precision().store));
+    const double factor = WithRouterKeys(s).Number("routed_scaling_factor", 1);
+    // The factor of the router's weights, applied once more or taken out again.
+    const double off = std::abs(std::abs(std::log(std::abs(c))) - std::abs(std::log(std::abs(factor))));
+    if (!std::isnan(c) && factor != 1 && factor > 0 && off <= std::max(1e-3, 4 * s.precision().store))
+      return Explanation{fault_class::kMoeRoute,
+                         std::string("routed_scaling_factor, which the weights hold, was ") +
+                             ((c > 1) == (factor > 1) ? "applied once more" : "divided out of the sum"),
+                         c, "sum used / expected"};
     if (!std::isnan(c))
       return Explanation{fault_class::kReduce, "the sum is one constant off", c, "sum used / expected"};
     if (auto why = ExplainPrecision(s, right)) return why;

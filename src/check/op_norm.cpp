@@ -2,8 +2,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/number_text.h"
 #include "check/op_checks.h"
 #include "check/op_explain.h"
+#include "check/op_fitted.h"
 #include "check/op_norm_explain.h"
 #include "check/op_stream.h"
 #include "oracle/norm.h"
@@ -27,6 +29,51 @@ constexpr NormSite kNorms[] = {
     {"attn.out_normed", "attn.out", "attn.out_norm"},
 };
 
+// Factor of the branch in the stream that is normed. The table has it on `out`, where the stream is stored: that event
+// of the step speaks for this norm too.
+double BranchScale(const Subject& s) {
+  if (Capture::OwnText(s.info(), "branch_scale")) return s.Number("branch_scale", 1);
+  const TensorPtr out = s.Beside(s.Sibling("out"));
+  return s.capture().Number(out == nullptr ? s.info() : *out->info, "branch_scale").value_or(1);
+}
+
+// The product of branch and factor is rounded before it is added, which shows where the two terms nearly cancel. The
+// bound speaks of the normed element alone: it grows by what the terms are larger than their sum.
+void AllowProduct(const Array& stream, const Array& branch, double factor, oracle::Computed* y) {
+  if (stream.size() != y->scale.size() || branch.size() != y->scale.size()) return;
+  for (int64_t i = 0; i < y->scale.size(); ++i) {
+    const double term = std::abs(factor * branch[i]), sum = std::abs(stream[i] + factor * branch[i]);
+    if (term > sum && sum > 0) y->scale[i] *= term / sum;
+  }
+}
+
+// Rows of zeros exactly where the sum of squares is beyond the largest f16: infinite, its root's inverse is 0.
+std::optional<Explanation> SquaresLeaveRange(const Subject& s, const Array& x, const Difference& d) {
+  const auto rows = static_cast<int64_t>(s.judged().size());
+  if (d.rows.empty() || rows == 0 || s.actual().size() != x.size()) return std::nullopt;
+  constexpr double kLargest = 65504;
+  const int64_t per_row = x.rows() / rows, width = s.actual().size() / rows;
+  double least = HUGE_VAL, most = 0;
+  for (int64_t r = 0; r < rows; ++r) {
+    if (!s.judged()[static_cast<size_t>(r)]) continue;
+    double sum = 0;
+    for (int64_t i = r * per_row * x.cols(); i < (r + 1) * per_row * x.cols(); ++i) sum += x[i] * x[i];
+    const bool wrong = std::binary_search(d.rows.begin(), d.rows.end(), r);
+    for (int64_t i = r * width; wrong && i < (r + 1) * width; ++i) {
+      if (s.actual()[i] != 0) return std::nullopt;
+    }
+    if (wrong)
+      least = std::min(least, sum);
+    else
+      most = std::max(most, sum);
+  }
+  const double d_columns = static_cast<double>(x.cols());
+  if (!(least > kLargest) || (most > kLargest && !(least / d_columns > kLargest && most / d_columns <= kLargest)))
+    return std::nullopt;
+  return Explanation{fault_class::kRange, "rows are 0 exactly where the squares leave the range of f16: from " +
+                                              NumberText(least) + " on, right up to " + NumberText(most)};
+}
+
 // One norm [T, d] of its operand, which for the residual stream is a sum of what was recorded before it (StreamBehind).
 void JudgeNorm(Subject& s, const NormSite& site) {
   Operation norm;
@@ -49,7 +96,7 @@ void JudgeNorm(Subject& s, const NormSite& site) {
   const bool latent = site.result == "attn.q_a_normed" || site.result == "attn.kv_c_normed";
   double eps = s.Number("eps", 1e-6);
   if (latent && !Capture::OwnText(s.info(), "eps")) eps = s.Number("model.latent_norm_eps", eps);
-  const double branch = s.Number("branch_scale", 1);
+  const double branch = n_terms > 1 ? BranchScale(s) : 1;
   const bool layer_norm = s.Text("op", "rmsnorm") == "layernorm";
   // Mean squares of the whole row where this rank has a part of it.
   const EventInfo& operand = *norm.inputs[0].tensor->info;
@@ -95,10 +142,11 @@ void JudgeNorm(Subject& s, const NormSite& site) {
     y->value.shape = y->scale.shape = s.actual().shape;
     // The residual stream is a sum: engines norm it before or after they store it.
     if (site.input.empty()) y->stores += 1;
+    if (branch != 1) AllowProduct(in[0], in[1], branch, &*y);
     return y;
   };
   norm.run = [&](std::span<const Array> in) { return run_with(in, false); };
-  JudgeOperation(s, norm, [&](const Difference&, const oracle::Computed& right) -> std::optional<Explanation> {
+  JudgeOperation(s, norm, [&](const Difference& d, const oracle::Computed& right) -> std::optional<Explanation> {
     const auto arrays = norm.arrays();
     if (cut && Fits(s, run_with(arrays, true))) {
       double ratio = ConstantRatio(s.actual(), right.value, s.judged(), std::max(1e-3, 4 * s.precision().store));
@@ -134,6 +182,17 @@ void JudgeNorm(Subject& s, const NormSite& site) {
       }
     }
     if (auto x = prepared(arrays); x.ok() && !cut) {
+      if (auto why = SquaresLeaveRange(s, *x, d)) return why;
+      const int64_t all = arrays[0].size() / std::max<int64_t>(rows, 1);
+      if (n_terms == 1 && !layer_norm && x->rows() == rows && all > x->cols()) {
+        const auto of_all = oracle::MeanSquares({{rows, all}, arrays[0].values}, 0, all);
+        const auto y = of_all.ok() ? oracle::RmsNormGiven(*x, arrays[n_terms], eps, *of_all) : right;
+        if (FitsBetter(s, right, y))
+          return Weighed(s, right, *y,
+                         {fault_class::kKernel, "fits the mean square of all " + std::to_string(all) +
+                                                    " columns of the operand, in place of the " +
+                                                    std::to_string(x->cols()) + " that are normed"});
+      }
       NormCall call{weight_name, *x, arrays[n_terms], Array{{0}, {}}, eps, layer_norm};
       if (layer_norm && bias != nullptr) call.bias = ToArray(*bias);
       if (auto why = ExplainNorm(s, call, right)) return why;

@@ -83,6 +83,38 @@ Cells Placed(const QuantTrial& t, const Cells& cells, const std::function<int64_
   return out;
 }
 
+// A grid written with rows as wide as it is and read with rows of a padded width, or the reverse. Places behind the
+// written ones hold padding: ones (the exponent 127) or zeros.
+Found TryPitches(const QuantTrial& t, const Cells& cells, const char* what,
+                 const std::function<DequantParts(const Cells&)>& with) {
+  const int64_t rows = t.grid_rows(), cols = t.grid_cols();
+  if (rows < 2) return std::nullopt;
+  std::vector<int64_t> pitches;
+  for (int64_t unit : {2, 4, 8, 16, 32, 64, 128}) {
+    const int64_t pitch = (cols + unit - 1) / unit * unit;
+    if (pitch != cols && std::find(pitches.begin(), pitches.end(), pitch) == pitches.end()) pitches.push_back(pitch);
+  }
+  for (int64_t pitch : pitches) {
+    for (const bool read_wide : {true, false}) {
+      for (double padding : {1.0, 0.0}) {
+        Cells used(cells.size(), padding);
+        for (int64_t i = 0; i < rows * cols; ++i) {
+          const int64_t at = read_wide ? i / cols * pitch + i % cols : i;  // in the flat buffer
+          const int64_t row = read_wide ? at / cols : at / pitch, col = read_wide ? at % cols : at % pitch;
+          if (row < rows && col < cols) used[static_cast<size_t>(i)] = cells[static_cast<size_t>(row * cols + col)];
+        }
+        if (used == cells) continue;
+        if (auto why = t.Try(with(used), Why(t, fault_class::kQLayout,
+                                             std::string("with ") + what + " written with rows of " +
+                                                 std::to_string(read_wide ? cols : pitch) + " and read with rows of " +
+                                                 std::to_string(read_wide ? pitch : cols))))
+          return why;
+      }
+    }
+  }
+  return std::nullopt;
+}
+
 // The moves that a grid of scales or zero points goes through at load.
 // cells [grid_rows, grid_cols], row-major. A place is wrong when the grid was transposed, shifted by a few, reversed,
 // or its halves (ranks, gate and up) exchanged.
@@ -125,6 +157,7 @@ Found TryPlaces(const QuantTrial& t, const Cells& cells, const char* what,
       }
     }
   }
+  if (auto why = TryPitches(t, cells, what, with)) return why;
   if (auto why = at([&](int64_t m, int64_t k) { return (rows - 1 - m) * cols + k; }, "in the reverse order of rows"))
     return why;
   if (auto why = at([&](int64_t m, int64_t k) { return m * cols + cols - 1 - k; }, "in the reverse order of groups"))
@@ -144,7 +177,33 @@ Found TryPlaces(const QuantTrial& t, const Cells& cells, const char* what,
 // Twice, half, four times and a quarter of the declared size: what configs of one model family use.
 Found TryGroupSizes(const QuantTrial& t) {
   const DequantParts& p = t.parts();
+  if (p.block_cols == 0 && t.scales().size() > 1 && t.grid_rows() == p.rows) {  // the list of groups not looked at
+    DequantParts plain = p;
+    const int64_t size = (p.cols + t.grid_cols() - 1) / t.grid_cols();
+    for (int64_t i = 0; i < p.rows * p.cols; ++i) {
+      plain.group[static_cast<size_t>(i)] = static_cast<int32_t>(i / p.cols * t.grid_cols() + i % p.cols / size);
+    }
+    for (size_t i = 0; i < plain.zero.size() && !t.zeros().empty(); ++i)
+      plain.zero[i] = static_cast<float>(t.zeros()[static_cast<size_t>(plain.group[i])]);
+    if (auto why =
+            t.Try(plain, Why(t, fault_class::kQLayout, "with columns in the order of their scales, without g_idx")))
+      return why;
+  }
   if (p.block_cols == 0 || t.scales().size() < 2) return std::nullopt;
+  // One scale a row taken for one a column, or the reverse.
+  for (const bool of_rows : {true, false}) {
+    const int64_t n = of_rows ? t.grid_rows() : t.grid_cols();
+    if ((of_rows ? t.grid_cols() : t.grid_rows()) != 1 || n != (of_rows ? p.rows : p.cols)) continue;
+    if ((of_rows ? p.cols : p.rows) > n) continue;  // there would be none for some
+    DequantParts turned = t.WithScales(t.scales());
+    for (int64_t r = 0; r < p.rows; ++r)
+      for (int64_t c = 0; c < p.cols; ++c)
+        turned.group[static_cast<size_t>(r * p.cols + c)] = static_cast<int32_t>(of_rows ? c : r);
+    if (auto why =
+            t.Try(turned, Why(t, fault_class::kQLayout,
+                              of_rows ? "with the scale of row k on column k" : "with the scale of column k on row k")))
+      return why;
+  }
   const auto with = [&](const std::function<int64_t(int64_t, int64_t)>& cell, const std::string& text) -> Found {
     DequantParts other = t.WithScales(t.scales());
     for (int64_t r = 0; r < p.rows; ++r)
@@ -203,6 +262,21 @@ Found TryZeros(const QuantTrial& t) {
   if (auto why = each([&](double x) { return std::fmod(x + 1, levels); },
                       "with zero points plus 1, wrapped within their bits", -1))
     return why;
+  // A difference below zero in a type without sign.
+  for (double modulus : {256.0, levels, 65536.0}) {
+    DequantParts wrapped = t.parts();
+    bool any = false;
+    for (size_t i = 0; i < wrapped.code.size(); ++i) {
+      if (wrapped.code[i] >= wrapped.zero[i]) continue;
+      wrapped.code[i] += static_cast<float>(modulus);
+      any = true;
+    }
+    if (!any) continue;
+    if (auto why = t.Try(
+            wrapped, Why(t, fault_class::kQZero, "with code less zero point taken in an unsigned type, wrapped below 0",
+                         modulus, "error of the codes, in scales of their group")))
+      return why;
+  }
   // Subtracted from the value, not from the code.
   // s q - z in place of s (q - z).
   Array value = t.WithZeros(Cells(z.size(), 0)).Values();
@@ -222,12 +296,15 @@ struct Order {
 
 // longest: columns (or rows) of the weight. The words of eight are those of AWQ and of its inverse.
 std::vector<Order> Orders(int64_t longest) {
-  std::vector<Order> orders = {{"exchanged in pairs", {1, 0}},
-                               {"reversed in fours", {3, 2, 1, 0}},
-                               {"reversed in eights", {7, 6, 5, 4, 3, 2, 1, 0}},
-                               {"in the order 0 2 4 6 1 3 5 7 of words", {0, 2, 4, 6, 1, 3, 5, 7}},
-                               {"in the order 0 4 1 5 2 6 3 7 of words", {0, 4, 1, 5, 2, 6, 3, 7}},
-                               {"in bytes of the other order", {6, 7, 4, 5, 2, 3, 0, 1}}};
+  std::vector<Order> orders = {
+      {"exchanged in pairs", {1, 0}},
+      {"reversed in fours", {3, 2, 1, 0}},
+      {"reversed in eights", {7, 6, 5, 4, 3, 2, 1, 0}},
+      {"in the order 0 2 4 6 1 3 5 7 of words", {0, 2, 4, 6, 1, 3, 5, 7}},
+      {"in the order 0 4 1 5 2 6 3 7 of words", {0, 4, 1, 5, 2, 6, 3, 7}},
+      {"in bytes of the other order", {6, 7, 4, 5, 2, 3, 0, 1}},
+      {"in the order 0 1 8 9 2 3 10 11 of tensor cores", {0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15}},
+      {"in the order 0 1 4 5 8 9 12 13 of tensor cores", {0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15}}};
   for (int64_t n : {int64_t{16}, int64_t{32}, int64_t{64}, int64_t{128}, int64_t{256}, longest}) {
     if (n > longest || n % 2 != 0 || n < 4) continue;
     Order halves{"of two halves where pairs lie side by side", {}}, pairs{"side by side where two halves follow", {}};
@@ -260,6 +337,21 @@ Found TryCodes(const QuantTrial& t) {
       const auto n = static_cast<int64_t>(order.from.size());
       if (length % n != 0) continue;
       const auto moved = [&](int64_t i) { return i / n * n + order.from[static_cast<size_t>(i % n)]; };
+      if (!p.zero.empty()) {  // zero points that went through the same words
+        DequantParts both = p;
+        for (int64_t r = 0; r < p.rows; ++r) {
+          for (int64_t c = 0; c < p.cols; ++c) {
+            const auto to = static_cast<size_t>(r * p.cols + c);
+            const auto from = static_cast<size_t>(along_rows ? moved(r) * p.cols + c : r * p.cols + moved(c));
+            both.code[to] = p.code[from];
+            both.zero[to] = p.zero[from];
+          }
+        }
+        if (auto why = t.Try(both, Why(t, fault_class::kQLayout,
+                                       std::string("with codes and zero points ") + order.text +
+                                           (along_rows ? ", along its rows" : ", along its columns"))))
+          return why;
+      }
       if (auto why =
               with([&](int64_t r, int64_t c) { return along_rows ? own(moved(r), c) : own(r, moved(c)); },
                    std::string("with codes ") + order.text + (along_rows ? ", along its rows" : ", along its columns")))

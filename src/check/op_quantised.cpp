@@ -88,7 +88,8 @@ void JudgeCodes(Subject& s) {
   const std::string name = s.info().name.substr(0, s.info().name.size() - 1);  // "NAME."
   const TensorPtr x = s.Operand(name.substr(0, name.size() - 1));
   const std::string quant = Capture::OwnText(s.info(), "quant").value_or("");
-  if (x == nullptr || quant.empty()) return;
+  if (x == nullptr) return;
+  if (quant.empty()) return s.report().Missing(s.info().name + " has no metadata quant", "record it with quant=…");
   auto back = Dequantise(s, name, true);
   if (!back.ok()) return s.report().Missing(back.status().message(), Capture::RecordHint(name + "q_scale"));
   if (back->size() != x->n()) return;

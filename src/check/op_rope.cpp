@@ -13,6 +13,14 @@
 #include "oracle/rope_fit.h"
 
 namespace assay::op {
+namespace {
+constexpr std::string_view kRotated[] = {"attn.q",    "attn.k",         "attn.q_pe",
+                                         "attn.k_pe", "attn.indexer.q", "attn.indexer.k"};
+}  // namespace
+
+bool IsRotated(std::string_view stem) {
+  return std::find(std::begin(kRotated), std::end(kRotated), stem) != std::end(kRotated);
+}
 
 // Kind, base and scaling from rope.* metadata, with the defaults of docs/fields.md; head_size: columns of the tensor
 // that is judged. kBadInput: an unknown rope.type, or numbers that make no frequencies.
@@ -319,6 +327,14 @@ std::optional<Explanation> ExplainRotation(const Subject& s, const Raw& raw, con
       return Explanation{fault_class::kRopeForm, "fits a rotation of the whole head"};
     }
   }
+  if (r.spec.dim < s.actual().cols() && r.spec.scaling == oracle::RopeScaling::kDefault) {
+    Rotation wide = r;
+    for (size_t i = 0; i < wide.frequencies.inverse.size(); ++i)
+      wide.frequencies.inverse[i] =
+          std::pow(r.spec.theta, -static_cast<double>(2 * i) / static_cast<double>(s.actual().cols()));
+    if (Fits(s, Turn(before, PositionsOf(*s.tensor()), wide)))
+      return Explanation{fault_class::kRopeForm, "fits frequencies over the size of the head in place of rope.dim"};
+  }
   // Rows of several positions that are as they came in, from the first call on: no rotation at all.
   // Only in the first call: later ones may hold an old buffer that happens to be unrotated, which is another fault.
   const auto calls = s.capture().EventsOf(s.info().name);
@@ -346,6 +362,13 @@ std::optional<Explanation> ExplainRotation(const Subject& s, const Raw& raw, con
   if (linear) {
     if (auto why = ExplainFactor(s, r, before, positions)) return why;
   }
+  if (r.spec.scaling == oracle::RopeScaling::kYarn && other([](Rotation& x) { x.spec.truncate = !x.spec.truncate; })) {
+    return Explanation{fault_class::kRopeForm, r.spec.truncate ? "fits a ramp whose ends lie between pairs"
+                                                               : "fits a ramp whose ends were rounded to whole pairs"};
+  }
+  if (auto why = ExplainAngles(s, r, positions, right,
+                               [&](const Rotation& coarse) { return Turn(before, positions, coarse); }))
+    return why;
   if (auto why = ExplainPositions(s, r, before, d)) return why;
   if (!linear) {
     if (auto why = ExplainFactor(s, r, before, positions)) return why;
@@ -357,6 +380,60 @@ std::optional<Explanation> ExplainRotation(const Subject& s, const Raw& raw, con
     }
   }
   return std::nullopt;
+}
+
+// A layer without rotary embedding says so: rope.type=none, rope.dim=0, or op=copy.
+bool IsCopy(const Subject& s) {
+  return s.Text("rope.type", "default") == "none" || s.Integer("rope.dim", 1) == 0 ||
+         Capture::OwnText(s.info(), "op").value_or("") == "copy";
+}
+
+// How the layers with rotary embedding turn: keys of the first one that states a size, else those of the model.
+Result<Rotation> RotationOfOthers(const Subject& s, int64_t head_size) {
+  const std::string stem = s.info().name.substr(s.info().prefix.size());
+  for (const std::string& name : s.capture().NamesOfStem(stem)) {
+    for (EventId id : s.capture().EventsOf(name)) {
+      const auto tensor = s.capture().Load(id);
+      if (!tensor.ok()) break;
+      const Subject other(s.capture(), *tensor, s.report());
+      if (IsCopy(other)) break;  // said on every event of a site or on none
+      return RotationOf(other, head_size);
+    }
+  }
+  Rotation plain;
+  plain.spec.theta = s.capture().Number(s.info(), "model.rope_theta").value_or(plain.spec.theta);
+  plain.spec.dim = head_size;
+  ASSAY_ASSIGN_OR_RETURN(plain.frequencies, oracle::MakeFrequencies(plain.spec));
+  return plain;
+}
+
+// The result of a layer without rotary embedding: its operand, behind the norm where there is one.
+void JudgeCopy(Subject& s, const Raw& raw) {
+  Operation copy;
+  copy.inputs.push_back(raw.input);
+  if (!raw.norm.empty()) copy.inputs.push_back({raw.norm, s.Weight(raw.norm)});
+  copy.run = [&](std::span<const Array> in) -> Result<oracle::Computed> {
+    ASSAY_ASSIGN_OR_RETURN(oracle::Computed y, Before(s, raw, in));
+    if (!y.scale.values.empty()) return y;
+    y.scale = y.value;  // no norm: not a bit may change, but a result may be stored coarser
+    for (double& x : y.scale.values) x = std::abs(x);
+    y.stores = 1;
+    return y;
+  };
+  JudgeOperation(s, copy, [&](const Difference&, const oracle::Computed&) -> std::optional<Explanation> {
+    const auto before = Before(s, raw, copy.arrays());
+    auto rotation = RotationOfOthers(s, s.tensor()->dim(-1));
+    if (!before.ok() || !rotation.ok()) return std::nullopt;
+    for (int flipped = 0; flipped < 2; ++flipped) {
+      if (flipped == 1) {
+        rotation->layout.pairing =
+            rotation->layout.pairing == oracle::Pairing::kHalf ? oracle::Pairing::kInterleaved : oracle::Pairing::kHalf;
+      }
+      if (Fits(s, Turn(*before, PositionsOf(*s.tensor()), *rotation)))
+        return Explanation{fault_class::kRopeForm, "fits rows that were rotated, in a layer without rotary embedding"};
+    }
+    return std::nullopt;
+  });
 }
 
 // A rotated tensor [T, H, d] (or a part of a head) of its projection and the rows' positions.
@@ -371,6 +448,7 @@ void JudgeRotated(Subject& s) {
     return;
   }
   if (s.tensor()->rows.empty()) return;
+  if (IsCopy(s)) return JudgeCopy(s, raw);
   bool declared = s.capture().ProcessText(s.info(), "model.rope_theta").has_value() || s.Flag("compiled", false) ||
                   s.Flag("inplace", false);
   for (std::string_view key : {"rope.theta", "rope.type", "rope.pairing", "rope.dim"}) {
@@ -395,7 +473,8 @@ void JudgeRotated(Subject& s) {
   JudgeOperation(s, turn, [&](const Difference& d, const oracle::Computed& right) -> std::optional<Explanation> {
     auto before = Before(s, raw, turn.arrays());
     if (!before.ok()) return std::nullopt;
-    return ExplainRotation(s, raw, *rotation, *before, d, right);
+    if (auto why = ExplainRotation(s, raw, *rotation, *before, d, right)) return why;
+    return ExplainNormBefore(s, turn, right);
   });
 }
 
@@ -428,7 +507,14 @@ void JudgeTable(Subject& s) {
     if (auto f = oracle::MakeFrequencies(plain.spec); f.ok() && Fits(s, oracle::CosSinTable(*f, positions))) {
       return WithoutScaling(rotation->spec);
     }
-    return std::nullopt;
+    plain = *rotation;
+    plain.spec.truncate = !plain.spec.truncate;
+    if (auto f = oracle::MakeFrequencies(plain.spec); f.ok() && Fits(s, oracle::CosSinTable(*f, positions))) {
+      return Explanation{fault_class::kRopeForm, "fits the other rule for the ends of the ramp (rope.truncate)"};
+    }
+    return ExplainAngles(s, *rotation, positions, right, [&](const Rotation& coarse) -> Result<oracle::Computed> {
+      return oracle::CosSinTable(coarse.frequencies, positions);
+    });
   });
 }
 
@@ -439,8 +525,6 @@ void JudgeRope(const Capture& capture, CheckReport* report) {
   constexpr std::string_view kTable[] = {"rope.cos_sin"};
   JudgeStems(capture, report, kTable, JudgeTable, true);
   JudgeStems(capture, report, kTable, JudgeTable, false);
-  constexpr std::string_view kRotated[] = {"attn.q",    "attn.k",         "attn.q_pe",
-                                           "attn.k_pe", "attn.indexer.q", "attn.indexer.k"};
   JudgeStems(capture, report, kRotated, JudgeRotated);
 }
 

@@ -126,6 +126,29 @@ void JudgeState(const Capture& capture, const Tensor& state, CheckReport* report
       report->Right(info.id, fit.best, bound);
       continue;
     }
+    // Rows of padding behind those that were to be kept.
+    std::vector<int64_t> padded(rows.begin(),
+                                rows.begin() + std::clamp<int64_t>(want, 0, static_cast<int64_t>(rows.size())));
+    const auto real = static_cast<int64_t>(padded.size());
+    for (size_t i = 0; i < (*k)->rows.size(); ++i) {
+      if (!(*k)->rows[i].real()) padded.push_back(static_cast<int64_t>(i));
+    }
+    const StateFit with = FitRows(state.row(r), before, **k, **v, padded, -1, bound);
+    if (fit.n < 0 && with.n > real) {
+      Suspicion s = At(info, fault_class::kPadRead, 3);
+      s.bad.request = who.request;
+      s.bad.positions = {{who.position, who.position}};
+      s.bad.measured = fit.best;
+      s.bad.bound = bound;
+      s.bad.bound_basis = "4 u (rows + 2) of the state's largest magnitude, u = " + NumberText(u);
+      s.bad.confidence = 0.99;
+      s.bad.constant_value = static_cast<double>(with.n - real);
+      s.bad.constant = "padding rows in the state";
+      s.bad.evidence.push_back("the state holds the rows that were to be kept and " + std::to_string(with.n - real) +
+                               " padding rows");
+      report->Found(std::move(s));
+      continue;
+    }
     Suspicion s = At(info, fit.n >= 0 ? fault_class::kSpec : fault_class::kKernel, fit.n >= 0 ? 3 : 1);
     s.bad.request = who.request;
     s.bad.positions = {{who.position, who.position}};

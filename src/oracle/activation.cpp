@@ -137,6 +137,7 @@ Result<Computed> Gate(const Array& gate, const Array& up, const ActivationSpec& 
   const bool oai = spec.kind == Activation::kSwigluOai;
   Computed c = EmptyLike(gate);
   c.stores = oai ? 5 : 2;
+  c.floors = Array::Filled(gate.shape);
   for (int64_t i = 0; i < gate.size(); ++i) {
     const Point p = Act(gate[i], spec);
     double u = up[i], u_magnitude = std::abs(u);
@@ -148,6 +149,7 @@ Result<Computed> Gate(const Array& gate, const Array& up, const ActivationSpec& 
     c.value[i] = p.value * u;
     c.scale[i] = std::abs(p.value) * u_magnitude;
     c.inner[i] = p.inner * u_magnitude;
+    c.floors[i] = 1 + u_magnitude;  // an activation below the normal numbers is off by the floor, and is multiplied
   }
   return c;
 }

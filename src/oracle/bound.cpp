@@ -65,7 +65,7 @@ double BoundAt(const Computed& c, int64_t i, const Precision& p) {
     if (magnitude == 0) return 0.0;  // also where gamma is infinite
     return (Growth(k, p.accum, p.walk) + Gamma(k, kOwnRoundoff) + p.operand) * magnitude;
   };
-  double bound = grown(c.k, c.scale[i]) + p.floor;
+  double bound = grown(c.k, c.scale[i]) + p.floor * (c.floors.values.empty() ? 1 : c.floors[i]);
   if (c.scale[i] != 0) bound += c.stores * p.store * c.scale[i];
   if (!c.inner.values.empty()) bound += grown(c.k_inner, c.inner[i]);
   return bound;

@@ -21,6 +21,7 @@ struct Computed {
   double k = 0;  // accumulator roundings on the way of any term of `scale`
   double k_inner = 0;
   double stores = 1;  // roundings to the storing type that usual engines make on the way, the last one included
+  Array floors = {};  // times Precision::floor, where what underflowed was multiplied; no values: 1
 };
 
 // Unit roundoffs. operand: where the engine worked on operands that were rounded once more than those recorded (P to

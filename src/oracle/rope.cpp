@@ -57,6 +57,28 @@ double MagnitudeOf(const RopeSpec& spec) {
   return YarnMagnitude(spec.factor, 1);
 }
 
+// Between values of so many significant bits at x; of 11 bits (f16) 2^-24 at the least.
+double SpacingAt(double x, int bits) {
+  const int last = std::ilogb(x) - (bits - 1);
+  return std::ldexp(1, bits == 11 ? std::max(last, -24) : last);
+}
+
+// Nearest value, ties to even.
+double Rounded(double x, int bits) {
+  if (x == 0 || !std::isfinite(x)) return x;
+  const double spacing = SpacingAt(x, bits);
+  return std::nearbyint(x / spacing) * spacing;
+}
+
+// What rounding may move an angle by where an engine's own, in f32, lies on the other side of the middle between two
+// values; 0 anywhere else.
+double TieSlack(double x, int bits) {
+  if (x == 0 || !std::isfinite(x)) return 0;
+  const double spacing = SpacingAt(x, bits), steps = std::abs(x) / spacing;
+  const double from_middle = std::abs(steps - std::floor(steps) - 0.5);
+  return from_middle * spacing <= kAngleRoundings * 0x1p-24 * std::abs(x) ? spacing : 0;
+}
+
 }  // namespace
 
 // YaRN, section 3.4, equation for sqrt(1/t), with the weight that DeepSeek's configs add.
@@ -100,10 +122,17 @@ Computed CosSinTable(const RopeFrequencies& f, std::span<const double> positions
   const int64_t half = static_cast<int64_t>(f.inverse.size());
   const std::vector<int64_t> shape{static_cast<int64_t>(positions.size()), 2 * half};
   Computed c{Array::Filled(shape), Array::Filled(shape), Array::Filled(shape), 2, kAngleRoundings, 1};
+  const AngleRounding& coarse = f.rounding;
+  const auto rounded = [&](double x, bool here) {
+    return here && coarse.significant_bits > 0 ? Rounded(x, coarse.significant_bits) : x;
+  };
   for (int64_t p = 0; p < shape[0]; ++p) {
     for (int64_t i = 0; i < half; ++i) {
-      const double angle = positions[static_cast<size_t>(p)] * f.inverse[static_cast<size_t>(i)];
-      const double cosine = std::cos(angle) * f.magnitude, sine = std::sin(angle) * f.magnitude;
+      const double position = rounded(positions[static_cast<size_t>(p)], coarse.position);
+      const double product = position * rounded(f.inverse[static_cast<size_t>(i)], coarse.inverse);
+      const double angle = rounded(product, coarse.angle);
+      const double cosine = rounded(std::cos(angle) * f.magnitude, coarse.table),
+                   sine = rounded(std::sin(angle) * f.magnitude, coarse.table);
       const int64_t at = p * 2 * half + i;
       c.value[at] = cosine;
       c.value[at + half] = sine;
@@ -112,6 +141,11 @@ Computed CosSinTable(const RopeFrequencies& f, std::span<const double> positions
       // |cos(a + e) - cos a| <= |e sin a| + e² / 2 <= 2 |e| while |e| is below 2: no sine, whose zeros would be too
       // sharp.
       c.inner[at] = c.inner[at + half] = 2 * std::abs(angle * f.magnitude);
+      if (!coarse.angle || coarse.significant_bits == 0) continue;
+      // In units of what multiplies `inner` in the bound of an f32 accumulator.
+      const double tie = TieSlack(product, coarse.significant_bits) / (kAngleRoundings * 0x1p-24) * f.magnitude;
+      c.inner[at] += tie;
+      c.inner[at + half] += tie;
     }
   }
   return c;

@@ -28,9 +28,16 @@ struct RopeSpec {
   double low_freq_factor = 1, high_freq_factor = 4;  // llama3
 };
 
+// Rounding on the way to the angles, as engines do that keep positions or frequencies in a coarse float: to fit faults.
+struct AngleRounding {
+  int significant_bits = 0;                                              // 8: bf16, 11: f16; 0: nothing is rounded
+  bool inverse = false, position = false, angle = false, table = false;  // table: cosines and sines
+};
+
 struct RopeFrequencies {
   std::vector<double> inverse;  // radians a position, dim / 2 pairs
   double magnitude = 1;         // factor of cosines and sines
+  AngleRounding rounding = {};
 };
 // kBadInput: odd or no dim, a base or factor that is not positive, no original_max_position where one is needed.
 Result<RopeFrequencies> MakeFrequencies(const RopeSpec& spec);
