@@ -14,6 +14,7 @@ void JudgeAttention(const Capture& capture, CheckReport* report);
 void JudgeChunks(const Capture& capture, CheckReport* report);
 void JudgeRope(const Capture& capture, CheckReport* report);
 void JudgeBroadcast(const Capture& capture, CheckReport* report);
+void JudgeValues(const Capture& capture, CheckReport* report);
 void JudgeNorms(const Capture& capture, CheckReport* report);
 void JudgeLinear(const Capture& capture, CheckReport* report);
 void JudgeAbsorption(const Capture& capture, CheckReport* report);

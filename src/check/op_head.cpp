@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <map>
 #include <optional>
 #include <set>
 #include <span>
@@ -23,31 +24,51 @@ namespace {
 using namespace op;
 using oracle::Array;
 
+// Token by request and position of the row that is fed with it: what was chosen one position before. By recorded
+// choices; a run may have been fed others.
+std::map<std::pair<uint64_t, int64_t>, int64_t> ChosenTokens(const Capture& capture) {
+  std::map<std::pair<uint64_t, int64_t>, int64_t> out;
+  for (EventId id : capture.EventsOf("next_token")) {
+    const auto chosen = capture.Load(id);
+    if (!chosen.ok()) continue;
+    const Tensor& t = **chosen;
+    for (size_t r = 0; r < t.rows.size() && r < t.values.size(); ++r) {
+      if (t.rows[r].real()) out[{t.rows[r].request, t.rows[r].position + 1}] = static_cast<int64_t>(t.values[r]);
+    }
+  }
+  return out;
+}
+
+// The token of which row r is the embedding, or -1.
+int64_t TokenOfRow(const Subject& s, const Tensor& table, double scale, int64_t r) {
+  const int64_t width = table.row_size();
+  const double room = 4 * s.precision().store;
+  for (int64_t v = 0; v < table.n_rows(); ++v) {
+    const auto row = table.row(v);
+    bool same = true;
+    for (int64_t c = 0; c < width && same; ++c) {
+      const double x = scale * row[static_cast<size_t>(c)];
+      same = std::abs(s.actual()[r * width + c] - x) <= room * std::abs(x);
+    }
+    if (same) return v;
+  }
+  return -1;
+}
+
 // Each wrong row as the row of another token.
 // Looks for each wrong row in the whole table, in the order of tokens. One shift for all of them is said as a constant:
 // a table that was cut or padded at its beginning.
 std::optional<Explanation> OtherRows(const Subject& s, const Difference& d, const Tensor& table,
                                      const std::vector<int64_t>& tokens, double scale, const oracle::Computed& right) {
-  const int64_t width = table.row_size();
-  const double room = 4 * s.precision().store;
   std::vector<int64_t> used = tokens;
   std::set<int64_t> shifts;
   for (int64_t r : d.rows) {
-    int64_t found = -1;
-    for (int64_t v = 0; v < table.n_rows() && found < 0; ++v) {
-      const auto row = table.row(v);
-      bool same = true;
-      for (int64_t c = 0; c < width && same; ++c) {
-        const double x = scale * row[static_cast<size_t>(c)];
-        same = std::abs(s.actual()[r * width + c] - x) <= room * std::abs(x);
-      }
-      if (same) found = v;
-    }
+    const int64_t found = TokenOfRow(s, table, scale, r);
     if (found < 0) return std::nullopt;
     used[static_cast<size_t>(r)] = found;
     shifts.insert(found - tokens[static_cast<size_t>(r)]);
   }
-  const auto y = oracle::Embed(used, {{table.n_rows(), width}, table.values}, scale);
+  const auto y = oracle::Embed(used, {{table.n_rows(), table.row_size()}, table.values}, scale);
   if (!FitsBetter(s, right, y)) return std::nullopt;
   Explanation why{fault_class::kLoad, "fits the embedding rows of other tokens"};
   if (shifts.size() == 1) {
@@ -58,10 +79,14 @@ std::optional<Explanation> OtherRows(const Subject& s, const Difference& d, cons
   return Weighed(s, right, *y, why);
 }
 
-// Rows of generated tokens are left out: only prompts are announced.
+// A generated token was fed as it was chosen, or another in its place (runs that follow given tokens): its row is
+// judged as that of any token, and where it is none's, as that of the chosen one. Where that is not known either it is
+// left out.
 void JudgeEmbed(Subject& s) {
   const TensorPtr table = s.Weight("embed_tokens.weight");
   if (table == nullptr) return Missing(s, "embed_tokens.weight");
+  const double scale = s.Number("embed_scale", 1);
+  const auto chosen = ChosenTokens(s.capture());
   std::vector<int64_t> tokens;
   int64_t known = 0;
   for (size_t r = 0; r < s.tensor()->rows.size(); ++r) {
@@ -69,14 +94,19 @@ void JudgeEmbed(Subject& s) {
     const RequestInfo* request = id.real() ? s.capture().Request(id.request) : nullptr;
     const bool has =
         request != nullptr && id.position >= 0 && id.position < static_cast<int64_t>(request->tokens.size());
-    if (!has) s.LeaveOut(static_cast<int64_t>(r));  // generated tokens are not part of what was announced
-    known += has;
-    tokens.push_back(has ? request->tokens[static_cast<size_t>(id.position)] : 0);
+    int64_t token = has ? request->tokens[static_cast<size_t>(id.position)] : -1;
+    if (token < 0 && id.real() && request != nullptr && table->row_size() == s.actual().cols()) {
+      token = TokenOfRow(s, *table, scale, static_cast<int64_t>(r));
+      const auto it = chosen.find({id.request, id.position});
+      if (token < 0 && it != chosen.end() && it->second >= 0 && it->second < table->n_rows()) token = it->second;
+    }
+    if (token < 0) s.LeaveOut(static_cast<int64_t>(r));
+    known += token >= 0;
+    tokens.push_back(std::max<int64_t>(token, 0));
   }
   if (known == 0)
     return s.report().Missing(s.info().name + ": the tokens of its rows are not known",
                               "record tokens of the requests (ASSAY_TOKENS=on)");
-  const double scale = s.Number("embed_scale", 1);
   Operation look;
   look.inputs = {{"embed_tokens.weight", table}};
   look.run = [&](std::span<const Array> in) {

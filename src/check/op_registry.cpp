@@ -24,6 +24,7 @@ constexpr std::array kOperations = {
               "NAME.weight, NAME.weight.codes and NAME.weight.scale in phase load", JudgeEffectiveWeights),
     Operation("joined-heads", h::kShapes, "attn.q and attn.k are their parts side by side",
               "attn.q_nope, attn.q_pe, attn.k_nope, attn.k_pe", JudgeBroadcast),
+    Operation("values", h::kShapes, "values are what their projection gave", "attn.v_proj, attn.v", JudgeValues),
     Operation("rotation", h::kRope, "queries and keys are turned by their positions",
               "attn.q_proj, attn.q, attn.k_proj, attn.k with positions and rope.* keys", JudgeRope),
     Operation("attention", h::kAttention, "attention over the recorded keys gives the recorded output",

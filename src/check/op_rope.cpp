@@ -529,7 +529,7 @@ void JudgeRope(const Capture& capture, CheckReport* report) {
 }
 
 // Parts put together: attn.q of q_nope and q_pe, attn.k of k_nope and k_pe broadcast over the heads, attn.q_nope cut
-// out of attn.q_proj, attn.v what attn.v_proj gave.
+// out of attn.q_proj.
 void JudgeBroadcast(const Capture& capture, CheckReport* report) {
   const auto judge = [](std::string_view nope, std::string_view pe) {
     return [nope, pe](Subject& s) {

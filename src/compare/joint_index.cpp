@@ -24,7 +24,10 @@ struct LeftOut {
 };
 
 // Where a run puts its blocks is nobody else's.
-bool IsOwnAffair(std::string_view name) { return name == "slot_mapping" || name == "block_table"; }
+// The flat memory of a view was recorded beside it, for checks of strides: it holds what others put there as well.
+bool IsOwnAffair(std::string_view name) {
+  return name == "slot_mapping" || name == "block_table" || name.ends_with(".storage");
+}
 bool IsStep(Phase phase) { return phase == Phase::kPrefill || phase == Phase::kDecode || phase == Phase::kMixed; }
 bool IsParameter(std::string_view name) {
   return name.find(".weight") != std::string_view::npos || name.ends_with(".bias") || name.ends_with(".sinks") ||

@@ -47,12 +47,14 @@ Result<Computed> RmsNormGiven(const Array& x, const Array& weight, double eps, s
     return Status::BadInput(std::to_string(mean_squares.size()) + " mean squares for rows of " + ShapeText(x.shape));
   }
   Computed c{Array::Filled(x.shape), Array::Filled(x.shape), {}, static_cast<double>(d) / 2 + 6, 0, 2};
+  c.floors = Array::Filled(x.shape);
   for (int64_t r = 0; x.size() > 0 && r < x.rows(); ++r) {
     const double factor = 1 / std::sqrt(mean_squares[static_cast<size_t>(r)] + eps);
     for (int64_t i = 0; i < d; ++i) {
       const double y = x.row(r)[static_cast<size_t>(i)] * factor * At(weight, i, 1);
       c.value[r * d + i] = y;
       c.scale[r * d + i] = std::abs(y);
+      c.floors[r * d + i] = 1 + std::abs(At(weight, i, 1));  // the normed value is stored, then multiplied
     }
   }
   return c;
@@ -65,6 +67,7 @@ Result<Computed> LayerNorm(const Array& x, const Array& weight, const Array& bia
   ASSAY_RETURN_IF_ERROR(CheckVector(bias, d, "a norm's bias"));
   const double n = static_cast<double>(d);
   Computed c{Array::Filled(x.shape), Array::Filled(x.shape), Array::Filled(x.shape), 8, n + 8, 2};
+  c.floors = Array::Filled(x.shape);
   for (int64_t r = 0; x.size() > 0 && r < x.rows(); ++r) {
     const std::span<const double> row = x.row(r);
     double sum = 0, magnitude = 0, squares = 0;
@@ -86,6 +89,7 @@ Result<Computed> LayerNorm(const Array& x, const Array& weight, const Array& bia
       const double y = (v - mean) * factor * w;
       c.value[r * d + i] = y + b;
       c.scale[r * d + i] = std::abs(y) + std::abs(b);
+      c.floors[r * d + i] = 1 + std::abs(w);
       c.inner[r * d + i] = std::abs(factor * w) * (std::abs(v) + magnitude / n) + std::abs(y) * cancellation;
     }
   }
