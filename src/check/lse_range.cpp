@@ -194,8 +194,14 @@ bool JudgeLse(const Capture& capture, const EventInfo& lse, const KeysByRequest&
     found.bad.evidence.push_back(lse.name + " reaches from " + NumberText(s.min) + " to " + NumberText(s.max) +
                                  ", where its queries and keys give " + NumberText(range.low) + " to " +
                                  NumberText(range.high));
+    Call uncapped = call;
+    uncapped.soft_cap = 0;
+    if (call.soft_cap > 0 && RangeOf(uncapped, s, square).holds(s.min, s.max)) {
+      found.bad.cls = fault_class::kMask;
+      found.bad.evidence.push_back("without the soft cap of " + NumberText(call.soft_cap) + " it is in range");
+    }
     const Range base2{range.low * kBase, range.high * kBase, range.low_of_last * kBase};
-    if (base2.holds(s.min, s.max)) {
+    if (found.bad.cls == fault_class::kLse && base2.holds(s.min, s.max)) {
       found.bad.evidence.push_back("taken in base 2 it is in range");
       if (base2.low_of_last > range.high && s.max >= base2.low_of_last) {  // whatever the scores are
         found.bad.constant = "log-sum-exp returned / true (log2 e)";

@@ -158,15 +158,16 @@ TEST(CheckEntropy, UniformAttentionOnLatentsIsNamed) {
 TEST(CheckEntropy, AttentionInBetweenIsRight) { EXPECT_RULED_OUT(Entropy(1)); }
 
 // Statistics alone: 64 rows, queries and keys of this size, and log-sum-exps of scores near 0 times `factor`.
-CheckResult LseRange(float size, float factor, bool keys = true) {
+CheckResult LseRange(float size, float factor, bool keys = true, std::string_view cap = "0") {
   SmallTrace t(1, Level::kStats);
-  const Put put{.rows = {{t.Request({1, 2}), 0, 64, 0, false}}};
+  Put put{.rows = {{t.Request({1, 2}), 0, 64, 0, false}}};
   std::vector<float> q = Noise(64 * 16, 1), k = Noise(64 * 8, 2), lse;
   for (float& v : q) v *= size;
   for (float& v : k) v *= size;
   for (int i = 0; i < 128; ++i) lse.push_back(factor * std::log(static_cast<float>(i / 2 + 1)));
   t.Record("layers.0.attn.q", "T H d", {64, 2, 8}, q, put);
   if (keys) t.Record("layers.0.attn.k", "T Hkv d", {64, 1, 8}, k, put);
+  put.meta = {{"soft_cap", cap}};
   t.Record("layers.0.attn.lse", "T H", {64, 2}, lse, put);
   return Judge(t, {"lse_range"});
 }
@@ -180,6 +181,11 @@ TEST(CheckLseRange, BaseTwoOfSmallScoresIsNamed) {
 TEST(CheckLseRange, SizeThatNoScoresGiveIsNamed) {
   EXPECT_FIRST(LseRange(0.01F, 1000), "layers.0.attn.lse", "LSE");
   EXPECT_FIRST(LseRange(1, -1000), "layers.0.attn.lse", "LSE");
+}
+// Queries and keys of size 10 allow log-sum-exps of 20 ln(keys), a cap of 1 on the scores does not.
+TEST(CheckLseRange, SoftCapThatWasLeftOutIsNamed) {
+  EXPECT_FIRST(LseRange(10, 20, true, "1"), "layers.0.attn.lse", "MASK");
+  EXPECT_RULED_OUT(LseRange(10, 1, true, "1"));
 }
 // Scores that are large beside ln(keys) allow both bases: the ledger says that the range does not tell.
 TEST(CheckLseRange, BaseIsNotToldWhereScoresAreLarge) {
