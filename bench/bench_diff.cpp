@@ -1,5 +1,6 @@
-// Speed and memory of Diff on traces far larger than a unit test's: generates two traces of small events (one decoded
-// row each, statistics, sketch and row cell), reads both once so that their pages are warm, and compares them.
+// Speed and memory of Diff, and speed of all checks, on traces far larger than a unit test's: generates two traces of
+// small events (one decoded row each, statistics, sketch and row cell), reads both once so that their pages are warm,
+// compares them, and checks one.
 //   bench_diff [--json FILE] [--events N] [--runs N] [--dir FOLDER] [--keep]
 // N counts both sides (default 10 M: about 6 GB in FOLDER, default $TMPDIR or /tmp; with less free space the count is
 // lowered, and the result says so). The baseline is reading the same mapped bytes once.
@@ -22,6 +23,8 @@
 #include <thread>
 #include <vector>
 
+#include "capture/capture.h"
+#include "check/check.h"
 #include "compare/diff.h"
 #include "io/json.h"
 #include "sites/site_table.h"
@@ -245,14 +248,15 @@ int Run(int argc, char** argv) {
   std::fprintf(stderr, "bench_diff: %.1f M events generated in %.1f s\n", static_cast<double>(events) / 1e6,
                Seconds() - start);
 
-  std::vector<double> seconds, open_seconds, read_seconds;
+  std::vector<double> seconds, open_seconds, check_seconds, read_seconds, read_one_seconds;
   uint64_t peak = 0, bytes = 0;
   std::string summary;
   for (int r = 0; r < runs; ++r) {
     bytes = 0;
     ReadAll(a, &bytes);  // warm
     bytes = 0;
-    read_seconds.push_back(ReadAll(a, &bytes) + ReadAll(b, &bytes));
+    read_one_seconds.push_back(ReadAll(a, &bytes));
+    read_seconds.push_back(read_one_seconds.back() + ReadAll(b, &bytes));
     AnonymousPeak watch;
     const double begin = Seconds();
     auto trace_a = Trace::Open(a), trace_b = Trace::Open(b);
@@ -276,6 +280,16 @@ int Run(int argc, char** argv) {
       return 5;
     }
   }
+  for (int r = 0; r < runs; ++r) {
+    const double begin = Seconds();
+    auto capture = Capture::Open(a);
+    const auto result = capture.ok() ? RunChecks(**capture, CheckOptions()) : Result<CheckResult>(capture.status());
+    check_seconds.push_back(Seconds() - begin);
+    if (!result.ok() || result->coverage.events != events / 2) {
+      std::fprintf(stderr, "bench_diff: the checks did not see all events\n");
+      return 5;
+    }
+  }
   if (!keep) std::filesystem::remove_all(folder);
   auto median = [](std::vector<double> v) {
     std::sort(v.begin(), v.end());
@@ -293,6 +307,9 @@ int Run(int argc, char** argv) {
   j["results"].push_back(ResultOf("diff: peak anonymous memory, " + count + ", largest of " + std::to_string(runs),
                                   static_cast<double>(peak) / (1 << 20), "MiB", "trace files",
                                   static_cast<double>(bytes) / (1 << 20)));
+  j["results"].push_back(ResultOf("check: open and judge, " + std::to_string(events / 2000) + " k events" + of_runs,
+                                  median(check_seconds), "s", "read the same mapped bytes once",
+                                  median(read_one_seconds)));
   for (const Json& result : j["results"]) std::printf("%s\n", WriteJson(result, -1).c_str());
   if (!json.empty()) std::ofstream(json) << WriteJson(j) << "\n";
   return 0;
