@@ -315,7 +315,7 @@ std::optional<Explanation> OtherScales(const Array& have, const Array& due, std:
   const int64_t rows = have.shape[0], width = have.size() / std::max<int64_t>(rows, 1), cols = have.cols();
   for (int64_t group : {int64_t{128}, int64_t{64}, int64_t{32}, int64_t{16}, int64_t{8}}) {
     if (cols % group != 0) continue;
-    double logarithms = 0;
+    double logarithms = 0, smallest = HUGE_VAL, largest = 0;  // of the factors that are not 1
     int64_t groups = 0, changed = 0, surplus = 0;
     bool fits = true;
     for (size_t i = 0; i < wrong.size() && fits; ++i) {
@@ -334,12 +334,17 @@ std::optional<Explanation> OtherScales(const Array& have, const Array& due, std:
         fits = fits && factor > 0;
         logarithms += std::log(factor);
         ++groups;
-        changed += std::abs(factor - 1) > 1e-3;
+        if (std::abs(factor - 1) > 1e-3) {
+          ++changed;
+          smallest = std::min(smallest, factor);
+          largest = std::max(largest, factor);
+        }
         surplus += nonzero - 1;
       }
     }
     // Each element beyond the first of its group agrees to 2^-7 by chance once in 2^6: 16 of them are no accident.
     if (!fits || changed < 2 || surplus < 16) continue;
+    if (largest - smallest <= 1e-3 * largest) return std::nullopt;  // one constant, which the fit says
     const bool moved = std::abs(logarithms) < 1e-3 * static_cast<double>(groups);
     return Explanation{moved ? fault_class::kQLayout : fault_class::kKvScale,
                        "rows gathered are those that were written with another scale for each group of " +
