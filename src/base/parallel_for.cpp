@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -22,10 +23,17 @@ int UsableCores() {
 void ParallelFor(int64_t n, int threads, const std::function<void(int64_t)>& body) {
   if (threads <= 0) threads = UsableCores();
   std::atomic<int64_t> next{0};
+  std::atomic<bool> failed{false};
+  std::exception_ptr failure;  // of the first that failed, who alone writes it
   const auto work = [&] {
-    for (int64_t i = next.fetch_add(1, std::memory_order_relaxed); i < n;
-         i = next.fetch_add(1, std::memory_order_relaxed)) {
-      body(i);
+    try {
+      for (int64_t i = next.fetch_add(1, std::memory_order_relaxed); i < n;
+           i = next.fetch_add(1, std::memory_order_relaxed)) {
+        body(i);
+      }
+    } catch (...) {
+      if (!failed.exchange(true)) failure = std::current_exception();
+      next.store(n, std::memory_order_relaxed);
     }
   };
   // The caller works too, so one thread less is started; never more threads than there are calls to make.
@@ -38,6 +46,7 @@ void ParallelFor(int64_t n, int threads, const std::function<void(int64_t)>& bod
   }
   work();
   for (std::thread& thread : pool) thread.join();
+  if (failure != nullptr) std::rethrow_exception(failure);
 }
 
 }  // namespace assay

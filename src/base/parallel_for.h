@@ -11,7 +11,8 @@ int UsableCores();
 
 // Calls body(i) once for every i in [0, n), from up to `threads` threads (0: UsableCores()), the caller's among them;
 // indexes are handed out in ascending order one at a time, so give each call at least some microseconds of work. body
-// must be thread-safe and must not throw. When a thread cannot be started, the others do its work.
+// must be thread-safe. When a thread cannot be started, the others do its work. What body throws (memory that cannot be
+// had) ends the handing out and is thrown on here, once every thread has ended; of several exceptions one.
 void ParallelFor(int64_t n, int threads, const std::function<void(int64_t)>& body);
 
 }  // namespace assay

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <thread>
 
 #include "compare/findings.h"
 #include "compare/joint_index.h"
@@ -16,19 +15,13 @@ namespace {
 constexpr size_t kMaxNames = 10000;  // of sites that one side lacks
 constexpr uint64_t kMaxDamages = 8;  // a side, named in the notes
 
-// Two sides, so more than two threads change nothing.
-int ThreadsOf(const DiffOptions& options) {
-  if (options.threads > 0) return options.threads;
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-}
-
 // Noise of each site between a run and the same run with its inputs disturbed by one unit in the last place.
 // Judged like any comparison, without tolerances; only the figures are used, not the verdict.
 Result<std::map<std::string, double>> MeasureFloor(const Trace& a, const DiffOptions& options) {
   std::map<std::string, double> floor;
   if (options.floor_trace.empty()) return floor;
   ASSAY_ASSIGN_OR_RETURN(std::unique_ptr<Trace> disturbed, Trace::Open(options.floor_trace));
-  ASSAY_ASSIGN_OR_RETURN(JointIndex index, JointIndex::Build(a, *disturbed, ThreadsOf(options)));
+  ASSAY_ASSIGN_OR_RETURN(JointIndex index, JointIndex::Build(a, *disturbed, options.threads));
   std::vector<std::string> notes;
   const SiteGraph graph = SiteGraph::Build(index, ComparableSites(index, &notes));
   const Judgement judgement = JudgeAll(index, graph, JudgeOptions());
@@ -162,7 +155,7 @@ Result<DiffResult> Diff(const Trace& a, const Trace& b, const DiffOptions& optio
   JudgeOptions judge;
   ASSAY_ASSIGN_OR_RETURN(judge.tolerance, Tolerance::Parse(options.tolerance));
   ASSAY_ASSIGN_OR_RETURN(judge.floor, MeasureFloor(a, options));
-  ASSAY_ASSIGN_OR_RETURN(const JointIndex index, JointIndex::Build(a, b, ThreadsOf(options)));
+  ASSAY_ASSIGN_OR_RETURN(const JointIndex index, JointIndex::Build(a, b, options.threads));
   std::vector<std::string> notes = index.notes, names;
   for (const JointSite& site : index.sites) names.push_back(site.name);
   if (!names.empty()) ASSAY_RETURN_IF_ERROR(judge.tolerance.CheckPatterns(names));

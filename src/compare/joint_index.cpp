@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <limits>
-#include <thread>
 #include <tuple>
 #include <unordered_map>
 
+#include "base/parallel_for.h"
 #include "compare/site_graph.h"
 #include "sites/beyond_table.h"
 
@@ -86,14 +86,7 @@ class Builder {
   Result<JointIndex> Run() {
     NumberSites();
     NumberRequests();
-    if (threads_ == 1) {
-      Scan(kA);
-      Scan(kB);
-    } else {
-      std::thread other([this] { Scan(kA); });
-      Scan(kB);
-      other.join();
-    }
+    ForBoth([this](int side) { Scan(side); });
     for (int side : {kA, kB}) {
       if (!failure_[side].ok()) return failure_[side];
     }
@@ -106,17 +99,10 @@ class Builder {
   }
 
  private:
-  // Both threads are joined before it returns; f must not touch the other side's state.
+  // f must not touch the other side's state.
   template <class F>
   void ForBoth(F f) {
-    if (threads_ == 1) {
-      f(kA);
-      f(kB);
-      return;
-    }
-    std::thread other([&] { f(kA); });
-    f(kB);
-    other.join();
+    ParallelFor(2, threads_, [&](int64_t side) { f(static_cast<int>(side)); });
   }
 
   // Common numbers by name, in order of first sight; RenumberSites puts them in causal order.

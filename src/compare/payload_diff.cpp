@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "tensor/decode.h"
+#include "tensor/float_range.h"
 
 namespace assay {
 namespace {
@@ -33,20 +34,23 @@ struct StoredRow {
 // 0 finite, 1 NaN, 2 and 3 the infinities: two elements of one class other than 0 are taken as equal.
 int ClassOf(double x) { return std::isnan(x) ? 1 : std::isinf(x) ? (x > 0 ? 2 : 3) : 0; }
 
+// Distance of a dtype's neighbours at this size, as large as it is below the smallest normal number; 0 for integers.
+double GapAt(double size, DType dtype) {
+  return std::ldexp(2 * UnitRoundoff(dtype), std::max(std::ilogb(size), MinExponent(dtype)));
+}
+
 // Figures of one site, element by element, in double.
 class Accumulator {
  public:
   explicit Accumulator(bool has_rows) : has_rows_(has_rows) {}
 
   void Add(const StoredRow& a, const StoredRow& b) {
-    // Distances are counted in the coarser of both types.
-    const double u = std::max(UnitRoundoff(a.dtype), UnitRoundoff(b.dtype));
     double x[kBlock], y[kBlock];
     for (int64_t at = 0; at < a.cols; at += kBlock) {
       const int64_t n = std::min(kBlock, a.cols - at);
       DecodeTo(a.data, a.first + at, n, a.dtype, x);
       DecodeTo(b.data, b.first + at, n, b.dtype, y);
-      for (int64_t i = 0; i < n; ++i) AddElement(x[i], y[i], u, a, at + i);
+      for (int64_t i = 0; i < n; ++i) AddElement(x[i], y[i], a, b.dtype, at + i);
     }
   }
 
@@ -61,7 +65,7 @@ class Accumulator {
 
  private:
   // Non-finite elements are counted and enter no sum: one NaN would hide what all others say.
-  void AddElement(double x, double y, double u, const StoredRow& row, int64_t col) {
+  void AddElement(double x, double y, const StoredRow& row, DType other, int64_t col) {
     ++out_.elements;
     const int class_x = ClassOf(x), class_y = ClassOf(y);
     if (class_x != 0 || class_y != 0) {
@@ -76,8 +80,9 @@ class Accumulator {
     double ulp = 0;
     if (d > 0) {
       const double size = std::max(std::fabs(x), std::fabs(y));
-      // From 2^-1022 down a double's neighbours keep their distance; ldexp would end at 0.
-      ulp = u > 0 ? d / std::ldexp(2 * u, std::max(std::ilogb(size), -1022)) : d;
+      // Counted in the coarser of both types; two integers in ones.
+      const double gap = std::max(GapAt(size, row.dtype), GapAt(size, other));
+      ulp = gap > 0 ? d / gap : d;
     }
     out_.ulp_max = std::max(out_.ulp_max, ulp);
     ++out_.ulp_histogram[BinOf(ulp)];

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string_view>
 #include <tuple>
+#include <unordered_map>
 
 #include "base/version.h"
 #include "compare/bounds.h"
@@ -48,10 +50,20 @@ std::string ListText(const std::vector<int64_t>& values) {
   return out + "]";
 }
 
-// A later value of a key wins, as in the trace.
+// A later value of a key wins, as in the trace. Linear: a hostile trace may have a million keys, and an ordered object
+// looks for each among all.
 Json MetaJson(const Metadata& meta) {
   Json out = Json::object();
-  for (const auto& [key, value] : meta) out[key] = value;
+  auto& members = out.get_ref<Json::object_t&>();
+  std::unordered_map<std::string_view, size_t> places;
+  for (const auto& [key, value] : meta) {
+    const auto [place, is_new] = places.try_emplace(key, members.size());
+    if (is_new) {
+      members.push_back({key, value});
+    } else {
+      (members.begin() + static_cast<ptrdiff_t>(place->second))->second = value;
+    }
+  }
   return out;
 }
 

@@ -5,6 +5,8 @@
 
 #include <atomic>
 #include <filesystem>
+#include <new>
+#include <thread>
 #include <vector>
 
 #include "base/files.h"
@@ -87,6 +89,40 @@ TEST(ParallelFor, CallsEveryIndexOnce) {
       ParallelFor(n, threads, [&](int64_t i) { ++calls[static_cast<size_t>(i)]; });
       for (const auto& c : calls) EXPECT_EQ(c.load(), 1);
     }
+  }
+}
+
+// In a thread of its own an exception would end the process.
+TEST(ParallelFor, ExceptionOfABodyReachesTheCaller) {
+  for (int threads : {1, 2, 7}) {
+    for (int64_t thrower : {0, 1, 99}) {
+      std::atomic<int> calls = 0;
+      const auto body = [&](int64_t i) {
+        ++calls;
+        if (i == thrower) throw std::bad_alloc();
+      };
+      EXPECT_THROW(ParallelFor(100, threads, body), std::bad_alloc) << threads << " " << thrower;
+      EXPECT_LE(calls, 100);
+    }
+  }
+}
+
+// Both sides wait for each other, so that the one that throws is surely not the caller's thread alone.
+TEST(ParallelFor, ExceptionOfAHelperReachesTheCaller) {
+  std::atomic<int> inside = 0;
+  const auto caller = std::this_thread::get_id();
+  const auto body = [&](int64_t) {
+    ++inside;
+    while (inside < 2) std::this_thread::yield();
+    if (std::this_thread::get_id() != caller) throw std::bad_alloc();
+  };
+  EXPECT_THROW(ParallelFor(2, 2, body), std::bad_alloc);
+}
+
+TEST_F(Files, LoopOfLinksAndTooLongANameAreBadInput) {
+  std::filesystem::create_symlink("loop", dir_ + "/loop");
+  for (const std::string& path : {dir_ + "/loop", dir_ + "/loop/x", dir_ + "/" + std::string(300, 'x')}) {
+    EXPECT_EQ(MappedFile::Open(path).status().code(), Code::kBadInput) << path;
   }
 }
 

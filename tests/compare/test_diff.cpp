@@ -277,48 +277,64 @@ TEST_F(DiffTest, PayloadsOfEveryRankAreCompared) {
   }
 }
 
-// The smallest numbers of a double, and two whose difference is none.
-TEST_F(DiffTest, PayloadsAtTheEndsOfDoubleAreCompared) {
-  const double tiny = std::numeric_limits<double>::denorm_min(), huge = std::numeric_limits<double>::max();
-  const std::vector<double> values[2] = {{1, tiny, 0, 1}, {1, 2 * tiny, tiny, 2}};
-  const std::vector<double> last[2] = {{huge}, {-huge}};
+// Two traces at level payload, each with one row of the site.
+template <class T>
+DiffResult ComparePayloads(const std::string& dir, DType dtype, const std::vector<T> (&values)[2]) {
   std::unique_ptr<Trace> traces[2];
   for (int side : {0, 1}) {
     Settings settings;
     settings.profile = "all";
-    settings.dir = dir_ + "/" + std::to_string(side);
+    settings.dir = dir + "/" + std::to_string(side);
     settings.level = Level::kPayload;
     auto recorder = Recorder::Open(settings, {});
-    ASSERT_TRUE(recorder.ok()) << recorder.status().message();
-    for (const auto& [site, data] : {std::pair{"layers.0.out", &values[side]}, {"layers.1.out", &last[side]}}) {
-      const int64_t shape[2] = {1, static_cast<int64_t>(data->size())}, strides[2] = {shape[1], 1};
-      const RowRun run{7, 0, 1, 0, false};
-      Observation o;
-      o.site = site;
-      o.axes = "T h";
-      o.view.data = data->data();
-      o.view.dtype = DType::kF64;
-      o.view.shape = shape;
-      o.view.strides = strides;
-      o.runs = {&run, 1};
-      const Status recorded = (*recorder)->Record(o);
-      ASSERT_TRUE(recorded.ok()) << recorded.message();
-    }
-    ASSERT_TRUE((*recorder)->Close().ok());
+    EXPECT_TRUE(recorder.ok()) << recorder.status().message();
+    const int64_t shape[2] = {1, static_cast<int64_t>(values[side].size())}, strides[2] = {shape[1], 1};
+    const RowRun run{7, 0, 1, 0, false};
+    Observation o;
+    o.site = "layers.0.out";
+    o.axes = "T h";
+    o.view.data = values[side].data();
+    o.view.dtype = dtype;
+    o.view.shape = shape;
+    o.view.strides = strides;
+    o.runs = {&run, 1};
+    EXPECT_TRUE((*recorder)->Record(o).ok());
+    EXPECT_TRUE((*recorder)->Close().ok());
     auto trace = Trace::Open(settings.dir);
-    ASSERT_TRUE(trace.ok());
+    EXPECT_TRUE(trace.ok());
     traces[side] = std::move(trace).value();
   }
-  const auto result = Diff(*traces[0], *traces[1], {});
-  ASSERT_TRUE(result.ok()) << result.status().message();
-  ASSERT_EQ(result->sites.size(), 2u);
-  const PayloadDifference& small = result->sites[0].payload;
-  EXPECT_EQ(small.elements, 4u);
-  EXPECT_EQ(small.ulp_histogram[0], 1u);
-  EXPECT_EQ(small.ulp_histogram[1], 2u);  // neighbours
-  const PayloadDifference& large = result->sites[1].payload;
-  EXPECT_EQ(large.ulp_histogram[PayloadDifference::kUlpBins - 1], 1u);
-  EXPECT_GT(large.max_abs, huge);
+  auto result = Diff(*traces[0], *traces[1], {});
+  EXPECT_TRUE(result.ok()) << result.status().message();
+  EXPECT_EQ(result->sites.size(), 1u);
+  return std::move(result).value();
+}
+
+// The smallest numbers of a double, and two whose difference is none.
+TEST_F(DiffTest, PayloadsAtTheEndsOfDoubleAreCompared) {
+  const double tiny = std::numeric_limits<double>::denorm_min(), huge = std::numeric_limits<double>::max();
+  const std::vector<double> values[2] = {{1, tiny, 0, 1}, {1, 2 * tiny, tiny, 2}};
+  const DiffResult small = ComparePayloads(dir_ + "/small", DType::kF64, values);
+  EXPECT_EQ(small.sites[0].payload.elements, 4u);
+  EXPECT_EQ(small.sites[0].payload.ulp_histogram[0], 1u);
+  EXPECT_EQ(small.sites[0].payload.ulp_histogram[1], 2u);  // neighbours
+  const std::vector<double> ends[2] = {{huge}, {-huge}};
+  const DiffResult large = ComparePayloads(dir_ + "/large", DType::kF64, ends);
+  EXPECT_EQ(large.sites[0].payload.ulp_histogram[PayloadDifference::kUlpBins - 1], 1u);
+  EXPECT_GT(large.sites[0].payload.max_abs, huge);
+}
+
+// By codes: neighbours are one ulp apart among subnormal numbers too, and 3 codes are three.
+TEST_F(DiffTest, SubnormalNeighboursOfNarrowTypesAreOneUlpApart) {
+  for (DType dtype : {DType::kF16, DType::kBF16}) {
+    const std::vector<uint16_t> values[2] = {{0x0001, 0x0010, 0x0020, 0x3c00}, {0x0002, 0x0013, 0x0021, 0x3c00}};
+    const DiffResult r = ComparePayloads(dir_ + "/" + std::string(NameOf(dtype)), dtype, values);
+    const PayloadDifference& p = r.sites[0].payload;
+    EXPECT_EQ(p.ulp_max, 3) << NameOf(dtype);
+    EXPECT_EQ(p.ulp_histogram[0], 1u);
+    EXPECT_EQ(p.ulp_histogram[1], 2u);
+    EXPECT_EQ(p.ulp_histogram[3], 1u);
+  }
 }
 
 // A sum can be judged from its own recorded parts, so an earlier fault does not hide it as a consequence.

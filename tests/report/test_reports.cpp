@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <limits>
@@ -11,6 +12,7 @@
 #include "report/show_report.h"
 #include "report/sites_report.h"
 #include "sites/site_table.h"
+#include "trace/writer.h"
 
 namespace assay {
 namespace {
@@ -167,6 +169,30 @@ TEST_F(ShowTest, StepsAscendAndTheLimitIsSaid) {
   for (size_t i = 1; i < model.events.size(); ++i)
     EXPECT_LE(model.events[i - 1].event.step, model.events[i].event.step);
   EXPECT_NE(ShowText(*trace_, model, true).find("more events"), std::string::npos);
+}
+
+// The last value of each key wins.
+TEST_F(ShowTest, MetadataOfManyKeysIsWrittenInLinearTime) {
+  TraceWriterOptions options;
+  options.dir = dir_ + "/keys";
+  constexpr int kKeys = 100000;  // an object that looks for each key among all would take minutes
+  {
+    ProcessInfo process;
+    for (int round : {0, 1}) {
+      for (int i = 0; i < kKeys; ++i) process.meta.emplace_back("key" + std::to_string(i), std::to_string(round));
+    }
+    auto writer = TraceWriter::Open(options, process);
+    ASSERT_TRUE(writer.ok()) << writer.status().message();
+    EXPECT_TRUE((*writer)->Close().ok());
+  }
+  const auto trace = Trace::Open(options.dir);
+  ASSERT_TRUE(trace.ok()) << trace.status().message();
+  const auto start = std::chrono::steady_clock::now();
+  const Json process = ShowJson(**trace, MakeShowModel(**trace, {}))["processes"][0];
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+  ASSERT_EQ(process["meta"].size(), static_cast<size_t>(kKeys));
+  EXPECT_EQ(process["meta"].begin().key(), "key0");
+  EXPECT_EQ(process["meta"].begin().value(), "1");
 }
 
 TEST_F(ShowTest, StatisticsCountNaNAndCoverEveryElement) {

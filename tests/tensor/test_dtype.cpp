@@ -1,6 +1,14 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <limits>
+#include <set>
+
+#include "tensor/decode.h"
 #include "tensor/dtype.h"
+#include "tensor/float_range.h"
 
 namespace assay {
 namespace {
@@ -32,6 +40,30 @@ TEST(DType, UnknownNameIsInvalid) {
   }
   EXPECT_EQ(BitsOf(static_cast<DType>(200)), 0);
   EXPECT_EQ(NameOf(static_cast<DType>(200)), "invalid");
+}
+
+// Every value of the type in order: the formula at MinExponent against the gaps that are there.
+TEST(DType, NeighboursAreAsFarApartAsUnitRoundoffAndMinExponentSay) {
+  for (DType dtype : {DType::kF16, DType::kBF16, DType::kF8E4M3FN, DType::kF8E5M2, DType::kF8E4M3FNUZ,
+                      DType::kF8E5M2FNUZ, DType::kF8E8M0, DType::kF4E2M1}) {
+    std::set<double> values;  // not negative
+    for (uint32_t code = 0; code < 1u << BitsOf(dtype); ++code) {
+      double value = 0;
+      const auto bits = static_cast<uint16_t>(code);
+      DecodeTo(&bits, 0, 1, dtype, &value);
+      if (std::isfinite(value) && value >= 0) values.insert(value);
+    }
+    ASSERT_GE(values.size(), 8u) << NameOf(dtype);
+    for (auto low = values.begin(), high = std::next(low); high != values.end(); ++low, ++high) {
+      const int exponent = *low > 0 ? std::max(std::ilogb(*low), MinExponent(dtype)) : MinExponent(dtype);
+      if (dtype == DType::kF8E8M0 && *low == 0) continue;
+      ASSERT_EQ(*high - *low, std::ldexp(2 * UnitRoundoff(dtype), exponent)) << NameOf(dtype) << " " << *low;
+    }
+  }
+  EXPECT_EQ(std::ldexp(2 * UnitRoundoff(DType::kF32), MinExponent(DType::kF32)),
+            std::numeric_limits<float>::denorm_min());
+  EXPECT_EQ(std::ldexp(2 * UnitRoundoff(DType::kF64), MinExponent(DType::kF64)),
+            std::numeric_limits<double>::denorm_min());
 }
 
 TEST(DType, UnitRoundoffIsHalfTheGapAboveOne) {
