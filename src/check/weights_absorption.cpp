@@ -75,7 +75,9 @@ void CheckAbsorption(const WeightSource& source, const WeightIndex& index, const
   heads.dn = ConfigInt(source, "qk_nope_head_dim", 0);
   heads.dv = ConfigInt(source, "v_head_dim", 0);
   const auto& shape = t.event.shape;
-  if (shape.size() != 3 || heads.dn <= 0 || heads.dv <= 0 || weight.rows() % (heads.dn + heads.dv) != 0) {
+  // Bounded before they are added: a configuration may be forged.
+  const bool plausible = heads.dn > 0 && heads.dv > 0 && heads.dn <= weight.rows() && heads.dv <= weight.rows();
+  if (shape.size() != 3 || !plausible || weight.rows() % (heads.dn + heads.dv) != 0) {
     check->note = shape.size() != 3
                       ? "shape " + ShapeText(shape) + ": heads and two inner axes are expected"
                       : "the configuration lacks qk_nope_head_dim and v_head_dim, or they do not fit " + weight.name();
@@ -86,7 +88,7 @@ void CheckAbsorption(const WeightSource& source, const WeightIndex& index, const
   // Both inner orders are in use: W_UK_T [H, c, dn] or [H, dn, c] by the batched product that reads it.
   const bool rows_first = shape[1] == d && shape[2] == heads.c, latent_first = shape[1] == heads.c && shape[2] == d;
   const int64_t first_head = t.event.shard.count > 1 ? t.event.shard.index * n : 0;
-  if ((!rows_first && !latent_first) || first_head + n > heads.count) {
+  if ((!rows_first && !latent_first) || first_head < 0 || n > heads.count - first_head) {
     check->note = "shape " + ShapeText(shape) + " does not fit " + std::to_string(heads.count) + " heads of " +
                   std::to_string(d) + " x " + std::to_string(heads.c);
     return;

@@ -47,6 +47,12 @@ std::vector<Part> KnownParts(std::string_view stem) {
   return {};
 }
 
+// Within its weight. The numbers of a trace may be forged.
+bool Fits(const WeightPiece& p) {
+  return p.first_row >= 0 && p.first_col >= 0 && p.rows > 0 && p.cols > 0 && p.rows <= p.weight->rows() - p.first_row &&
+         p.cols <= p.weight->cols() - p.first_col;
+}
+
 // From the name and shape of a tensor in memory to the parts of the checkpoint that it should hold. *note: why there
 // are none.
 class Finder {
@@ -90,15 +96,18 @@ class Finder {
     int64_t heads = ToInt(t_.Meta("rope_permuted"), 0);
     if (heads <= 0 || EndsWith(stem, "v_proj") || EndsWith(stem, "v_proj.weight")) return 0;
     if (!t_.Meta("parts").empty() && stem == "k_proj") heads = ConfigInt(source_, "num_key_value_heads", heads);
+    if (heads <= 0 || heads > weight.rows()) return 0;
     // The groups of the whole; a shard has its share of them.
     if (weight.rows() == rows || weight.rows() % heads != 0) return heads;
     return std::max<int64_t>(1, rows / (weight.rows() / heads));
   }
 
-  // First row of this rank's `rows` of `all`. More shards than distinct ones: several ranks hold the same.
+  // First row of this rank's `rows` of `all`. More shards than distinct ones: several ranks hold the same. Below 0: the
+  // shard is none of its count.
   int64_t RowOffset(int64_t all, int64_t rows) const {
     const int64_t count = std::max<int32_t>(t_.event.shard.count, 1), index = t_.event.shard.index;
     if (rows >= all || rows <= 0) return 0;
+    if (index < 0 || index >= count) return -1;
     const int64_t distinct = all / rows;
     if (distinct >= count) return index * rows;
     return index / std::max<int64_t>(1, count / std::max<int64_t>(distinct, 1)) * rows;
@@ -124,13 +133,12 @@ class Finder {
       }
     }
     // An embedding or head may be padded to a size that the ranks divide.
-    if ((weight.name().find("embed") != std::string::npos || t_.name == "lm_head.weight") &&
+    if ((weight.name().find("embed") != std::string::npos || t_.name == "lm_head.weight") && piece.first_row >= 0 &&
         piece.first_row < weight.rows()) {
       piece.rows = std::min(piece.rows, weight.rows() - piece.first_row);
     }
-    if (piece.first_row + piece.rows > weight.rows() || piece.first_col + piece.cols > weight.cols() ||
-        (shard.count <= 1 && (piece.rows != weight.rows() || piece.cols != weight.cols()) &&
-         t_.name.find("embed") == std::string::npos && t_.name != "lm_head.weight")) {
+    if (!Fits(piece) || (shard.count <= 1 && (piece.rows != weight.rows() || piece.cols != weight.cols()) &&
+                         t_.name.find("embed") == std::string::npos && t_.name != "lm_head.weight")) {
       return NoFit(weight);
     }
     piece.rope_permuted = HeadGroups(weight, piece.rows, t_.name);
@@ -161,7 +169,8 @@ class Finder {
       piece.name = prefix + part.stem + suffix;
       piece.weight = &weight;
       const int64_t offset = RowOffset(whole, rows);
-      if (rows <= 0 || at + rows > length || offset + rows > whole || (!vector && weight.cols() != t_.cols())) {
+      if (rows <= 0 || rows > length - at || offset < 0 || rows > whole - offset ||
+          (!vector && weight.cols() != t_.cols())) {
         return NoFit(weight);
       }
       if (vector) {  // one row; the parts are runs of columns, compared as rows of one element
@@ -208,10 +217,7 @@ class Finder {
         if (!by_expert && piece.rows < piece.weight->rows())
           piece.first_row = RowOffset(piece.weight->rows(), piece.rows);
         if (!by_expert && piece.cols < piece.weight->cols()) piece.first_col = t_.event.shard.col_offset;
-        if (piece.first_row + piece.rows > piece.weight->rows() ||
-            piece.first_col + piece.cols > piece.weight->cols()) {
-          return NoFit(*piece.weight);
-        }
+        if (!Fits(piece)) return NoFit(*piece.weight);
         pieces.push_back(std::move(piece));
       }
     }

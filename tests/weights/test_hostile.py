@@ -189,3 +189,12 @@ def test_configuration_of_absurd_sizes(tmp_path: pathlib.Path) -> None:
     assert done.returncode in (0, 1) and not done.stderr, (done.returncode, done.stderr)
     done = subprocess.run([*argv, "reference", str(tmp_path), "--tokens", "1"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 3 and str(tmp_path) in done.stderr, (done.returncode, done.stderr)
+
+
+def test_layers_without_end_of_an_unknown_family(tmp_path: pathlib.Path) -> None:
+    header = {"model.embed_tokens.weight": ENTRY, "model.norm.weight": ENTRY | {"data_offsets": [24, 48]}}
+    (tmp_path / ONE).write_bytes(stored(header, bytes(48)))
+    (tmp_path / CONFIG).write_text(json.dumps({"model_type": "unheard_of", "num_hidden_layers": 10**18}))
+    argv = ["bash", "-c", 'ulimit -v 4000000; exec "$@"', "bash", ASSAY, "weights", "--json", str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and len(json.loads(done.stdout)["findings"]) == 1000, done.stderr
