@@ -16,8 +16,9 @@
 namespace assay {
 
 // Sums of a row, or of a head, within a segment. The sketch is the segment's folded to 16 buckets (bucket & 15); a row
-// cell folds it once more to 4 (bucket & 3).
-struct Cell {
+// cell folds it once more to 4 (bucket & 3). Aligned, because vector loads and stores that straddle cache lines cost
+// twice, and a head's cell sees three of each for every row.
+struct alignas(64) Cell {
   double sum_sq[8] = {};  // partial sums: their total counts
   double sketch[kHeadSketchSize] = {};
   uint64_t digest[8] = {};  // rows only: t = 0, salt of request 0; partial sums too

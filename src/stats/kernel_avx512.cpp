@@ -30,6 +30,7 @@ namespace {
 
 ASSAY_INLINE __m512 SwapHalves(__m512 x) { return _mm512_shuffle_f32x4(x, x, 0x4e); }
 
+// Adds the matrix to the sketch and leaves it zero. Any layout that a format may have chosen for it.
 void FlushMatrix(Accumulator* acc) {
   if (acc->matrix == nullptr || acc->matrix_layout == 0) return;
   Buckets buckets;
@@ -64,6 +65,7 @@ void FlushMatrix(Accumulator* acc) {
   acc->matrix_block = ~uint64_t{0};
 }
 
+// Counts zeros and subnormals among n elements.
 template <class F>
 void CountSmall(const uint8_t* data, uint32_t n, Accumulator* acc) {
   using L = typename F::Lanes;
@@ -110,6 +112,7 @@ template <class F>
   if (bits + 1 > acc->kernel_largest) acc->kernel_largest = bits + 1;
 }
 
+// The test that nearly every chunk fails: whether its largest magnitude can matter at all. Arguments as above.
 template <class F>
 ASSAY_INLINE void TakeLargest(const Extremes<F>& extremes, const uint8_t* data, uint32_t n, uint64_t column,
                               const Piece& piece, Accumulator* acc) {
@@ -129,6 +132,7 @@ struct Running {
   __m512d sum_sq = _mm512_setzero_pd();
 };
 
+// The lanes as F's, begun anew if there are none. One segment holds one type, so they are never another type's.
 template <class F>
 Running<F>* RunningOf(Accumulator* acc) {
   static_assert(sizeof(Running<F>) == sizeof(acc->kernel_lanes));
@@ -138,6 +142,7 @@ Running<F>* RunningOf(Accumulator* acc) {
   return new (lanes) Running<F>;
 }
 
+// Takes the lanes into acc's own fields.
 template <class F>
 void FlushRunning(Accumulator* acc) {
   using L = typename F::Lanes;
@@ -154,13 +159,15 @@ void FlushRunning(Accumulator* acc) {
   acc->kernel_dtype = DType::kInvalid;
 }
 
-// A whole piece, chunk by chunk.
+// A whole piece, chunk by chunk. Chunks begin at multiples of kBlockGroups, but for the first, so that a rotation holds
+// for each of their blocks; what costs more than a comparison (extremes, zeros, the row's sketch) is done once a chunk.
 template <class F, Sketching kSketching, bool kCells>
 void AddChunks(const Piece& piece, Accumulator* acc) {
   constexpr uint32_t kGroupBytes = F::kWords * 4;
   Running<F>* running = RunningOf<F>(acc);
   Extremes<F> extremes;  // of the chunk at hand
-  Sums sums;
+  Sums<F, kSketching> sums;
+  Totals totals;
   HeadCursor cursor(piece);
   for (uint32_t done = 0; done < piece.n_groups;) {
     const uint32_t group = piece.group + done;
@@ -173,6 +180,7 @@ void AddChunks(const Piece& piece, Accumulator* acc) {
       for (uint32_t k = 0; k < kChunkBlocks; ++k) s.rotation[k] = SlotRotation(group + k * kBlockGroups, piece.salt);
     }
     if constexpr (kSketching == Sketching::kMatrix) {
+      // A block adds at most once to an entry, and pieces of the same block (a row in fragments) to different ones.
       if (acc->matrix_depth + kChunkBlocks > kFlushDepth) FlushMatrix(acc);
       const uint32_t last = (group + n - 1) / kBlockGroups;
       const bool known = acc->matrix_block == group / kBlockGroups;
@@ -182,7 +190,7 @@ void AddChunks(const Piece& piece, Accumulator* acc) {
                            : F::kType == DType::kF32 ? kLayoutSwaps
                                                      : kLayoutPairs;
     }
-    const bool exceptional = Steps<F, kSketching, kCells>(s, &cursor, &extremes, &sums);
+    const bool exceptional = Steps<F, kSketching, kCells>(s, &cursor, &extremes, &sums, &totals);
     if (__builtin_expect(exceptional, 0)) AddLarge(piece, done, n, F::kLimit, acc);
     if (F::Lanes::Less(extremes.near, F::Lanes::Set(F::kSmallestNormal)) != 0) {
       CountSmall<F>(data, n * kLanes, acc);
@@ -191,20 +199,20 @@ void AddChunks(const Piece& piece, Accumulator* acc) {
     running->extremes.Take(extremes);
     extremes = {};
     if constexpr (kCells && kSketching != Sketching::kNone) {
-      if (piece.row) AddTo(piece.row->sketch, sums.all_residues);
-      sums.all_residues = _mm512_setzero_ps();
+      if (piece.row) AddTo(piece.row->sketch, totals.residues);
+      totals.residues = _mm512_setzero_ps();
     }
     done += n;
   }
-  running->sum = _mm512_add_pd(running->sum, _mm512_add_pd(sums.sum, sums.upper_sum));
-  running->sum_sq = _mm512_add_pd(running->sum_sq, sums.all_sum_sq);
+  running->sum = _mm512_add_pd(running->sum, sums.Sum());
+  running->sum_sq = _mm512_add_pd(running->sum_sq, totals.sum_sq);
   if constexpr (kSketching != Sketching::kNone) running->digest = _mm512_add_epi64(running->digest, sums.digest);
   if constexpr (kSketching == Sketching::kDirect) {
     for (int v = 0; v < 4; ++v) AddTo(acc->sketch + 16 * v, sums.buckets.part[v]);
   }
   if constexpr (kCells) {
     if (piece.row) {
-      _mm512_storeu_pd(piece.row->sum_sq, _mm512_add_pd(_mm512_loadu_pd(piece.row->sum_sq), sums.all_sum_sq));
+      _mm512_storeu_pd(piece.row->sum_sq, _mm512_add_pd(_mm512_loadu_pd(piece.row->sum_sq), totals.sum_sq));
       const __m512i digest = _mm512_loadu_si512(piece.row->digest);
       _mm512_storeu_si512(piece.row->digest, _mm512_add_epi64(digest, sums.row_digest));
     }

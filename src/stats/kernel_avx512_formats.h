@@ -12,7 +12,7 @@ namespace {
 
 // Lanes of 32, 16 and 8 bits under one set of names. Fold* reduce to one number.
 struct Lanes32 {
-  static constexpr uint32_t kCount = 16;
+  static constexpr uint32_t kCount = 16;  // lanes of a vector
   using Mask = __mmask16;
   ASSAY_INLINE __m512i Set(uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
   ASSAY_INLINE __m512i Load(const uint8_t* p, Mask m, __m512i other) { return _mm512_mask_loadu_epi32(other, m, p); }
@@ -55,6 +55,7 @@ struct Lanes16 {
   ASSAY_INLINE Mask Zero(__m512i a) { return _mm512_testn_epi16_mask(a, a); }
   ASSAY_INLINE __m512i Keep(__m512i a, Mask m) { return _mm512_maskz_mov_epi16(m, a); }
   ASSAY_INLINE __m512i Select(__m512i a, Mask m, __m512i b) { return _mm512_mask_mov_epi16(a, m, b); }
+  // Halves of a lane of 32 bits, brought to its width, fold as one.
   ASSAY_INLINE uint32_t FoldMaxSigned(__m512i v) {
     const __m512i low = _mm512_srai_epi32(_mm512_slli_epi32(v, 16), 16);
     return static_cast<uint32_t>(_mm512_reduce_max_epi32(_mm512_max_epi32(low, _mm512_srai_epi32(v, 16))));
@@ -109,10 +110,10 @@ template <class L, DType kDType, uint32_t kLimitBits, uint32_t kNonfiniteBits, u
 struct Format {
   using Lanes = L;
   static constexpr DType kType = kDType;
-  static constexpr uint32_t kBytes = 64 / L::kCount;  // of an element
-  static constexpr uint32_t kGroups = L::kCount / kLanes;
-  static constexpr uint32_t kWords = 16 / kGroups;
-  static constexpr uint32_t kVectors = L::kCount / 16;
+  static constexpr uint32_t kBytes = 64 / L::kCount;       // of an element
+  static constexpr uint32_t kGroups = L::kCount / kLanes;  // of a step
+  static constexpr uint32_t kWords = 16 / kGroups;         // of a group
+  static constexpr uint32_t kVectors = L::kCount / 16;     // of floats that a step widens to
   static constexpr uint32_t kSign = 1u << (8 * kBytes - 1);
   static constexpr uint32_t kLimit = kLimitBits;
   static constexpr uint32_t kNonfinite = kNonfiniteBits;
@@ -151,20 +152,23 @@ ASSAY_INLINE __m128i Quarter(__m512i raw, int v) {
   }
 }
 
-// The pattern, moved to where f16 has its fields, is the value times 2^-8 (bias 7 against 15), subnormals too.
-struct F8E4M3FN : Format<Lanes8, DType::kF8E4M3FN, 0x7f, 0x7f, 1 << 3> {
+// Eight bits: moved to where f16 has its fields, the pattern is a number of half precision, subnormals too. Of e5m2 it
+// is the value; of e4m3fn the value times 2^-8, because its bias is 7 and not 15.
+template <DType kDType, int kMantissaBits, uint32_t kNonfiniteBits>
+struct Float8 : Format<Lanes8, kDType, kNonfiniteBits, kNonfiniteBits, 1 << kMantissaBits> {
   ASSAY_INLINE __m512 Widen(__m512i raw, int v, __m512i) {
+    constexpr int kF16MantissaBits = 10;
     const __m256i wide = _mm256_cvtepi8_epi16(Quarter(raw, v));  // the sign spreads upwards
-    const __m256i f16 = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(static_cast<short>(0xbf80)));
+    const __m256i moved = _mm256_slli_epi16(wide, kF16MantissaBits - kMantissaBits);
+    if constexpr (kMantissaBits == 2) return _mm512_cvtph_ps(moved);
+    // Of the spread sign one bit has come below the sign's place.
+    const __m256i f16 = _mm256_and_si256(moved, _mm256_set1_epi16(static_cast<short>(0xbfff)));
     return _mm512_mul_ps(_mm512_cvtph_ps(f16), _mm512_set1_ps(256.0f));
   }
 };
 
-struct F8E5M2 : Format<Lanes8, DType::kF8E5M2, 0x7c, 0x7c, 1 << 2> {
-  ASSAY_INLINE __m512 Widen(__m512i raw, int v, __m512i) {
-    return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(Quarter(raw, v)), 8));
-  }
-};
+using F8E4M3FN = Float8<DType::kF8E4M3FN, 3, 0x7f>;
+using F8E5M2 = Float8<DType::kF8E5M2, 2, 0x7c>;
 
 }  // namespace
 }  // namespace assay

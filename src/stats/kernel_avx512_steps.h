@@ -4,6 +4,8 @@
 
 #include <immintrin.h>
 
+#include <type_traits>
+
 #include "stats/kernel.h"
 #include "stats/kernel_avx512_formats.h"
 #include "stats/kernel_avx512_sketch.h"
@@ -84,22 +86,43 @@ ASSAY_INLINE __m512d FoldToDouble(__m512 x) {
   return _mm512_cvtps_pd(_mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1)));
 }
 
-// Sums of a stretch of groups. What is said to be of the run is emptied at its end.
-struct Sums {
-  __m512d sum = _mm512_setzero_pd();
-  __m512d sum_sq = _mm512_setzero_pd();  // of the run
-  __m512i digest = _mm512_setzero_si512();
-  __m512i row_digest = _mm512_setzero_si512();
-  __m512 residues = _mm512_setzero_ps();     // sketch by residue, of the run; with cells alone
-  __m512d all_sum_sq = _mm512_setzero_pd();  // of the runs before
-  __m512 all_residues = _mm512_setzero_ps();
-  Buckets buckets;
+// Where the sketch goes: nowhere, to the matrix, or straight into 64 buckets (cheaper for a small segment).
+enum class Sketching { kNone, kMatrix, kDirect };
 
-  // In two independent chains. Those of narrow types are added to sum and sum_sq by Spill.
-  __m512 float_sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
-  __m512 float_sum_sq[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+// Sums of elements, in two chains so that one addition need not wait for the other. `sum` is of the whole piece; sums
+// of squares are of the run: TakeSumSq, at its end, returns and empties them.
+//
+// For types of 32 bits: in double, element by element.
+struct DoubleSums {
+  __m512d sum = _mm512_setzero_pd();
+  __m512d sum_sq = _mm512_setzero_pd();
   __m512d upper_sum = _mm512_setzero_pd();
   __m512d upper_sum_sq = _mm512_setzero_pd();
+
+  ASSAY_KERNEL_INLINE void Add(__m512 x) { Add(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1)); }
+  ASSAY_KERNEL_INLINE void Add(__m256 first, __m256 second) {
+    const __m512d low = _mm512_cvtps_pd(first);
+    const __m512d high = _mm512_cvtps_pd(second);
+    sum = _mm512_add_pd(sum, low);
+    sum_sq = _mm512_fmadd_pd(low, low, sum_sq);
+    upper_sum = _mm512_add_pd(upper_sum, high);
+    upper_sum_sq = _mm512_fmadd_pd(high, high, upper_sum_sq);
+  }
+  ASSAY_KERNEL_INLINE __m512d Sum() const { return _mm512_add_pd(sum, upper_sum); }
+  ASSAY_KERNEL_INLINE __m512d TakeSumSq() {
+    const __m512d total = _mm512_add_pd(sum_sq, upper_sum_sq);
+    sum_sq = upper_sum_sq = _mm512_setzero_pd();
+    return total;
+  }
+};
+
+// For narrower ones: in float for kFloatOctets octets (the bound in docs/numerics.md rests on that number), which Spill
+// then adds up in double.
+struct FloatSums {
+  __m512d sum = _mm512_setzero_pd();
+  __m512d sum_sq = _mm512_setzero_pd();
+  __m512 float_sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+  __m512 float_sum_sq[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
 
   ASSAY_KERNEL_INLINE void AddFloat(__m512 x, uint32_t chain) {
     float_sum[chain] = _mm512_add_ps(float_sum[chain], x);
@@ -118,19 +141,33 @@ struct Sums {
       sum_sq = _mm512_fmadd_pd(wide, wide, sum_sq);
     }
   }
-  ASSAY_KERNEL_INLINE void Add(__m512 x) { Add(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1)); }
-  ASSAY_KERNEL_INLINE void Add(__m256 first, __m256 second) {
-    const __m512d low = _mm512_cvtps_pd(first);
-    const __m512d high = _mm512_cvtps_pd(second);
-    sum = _mm512_add_pd(sum, low);
-    sum_sq = _mm512_fmadd_pd(low, low, sum_sq);
-    upper_sum = _mm512_add_pd(upper_sum, high);
-    upper_sum_sq = _mm512_fmadd_pd(high, high, upper_sum_sq);
+  ASSAY_KERNEL_INLINE __m512d Sum() const { return sum; }
+  ASSAY_KERNEL_INLINE __m512d TakeSumSq() {
+    const __m512d total = sum_sq;
+    sum_sq = _mm512_setzero_pd();
+    return total;
   }
 };
 
-// Where the sketch goes: nowhere, to the matrix, or straight into 64 buckets (cheaper for a small segment).
-enum class Sketching { kNone, kMatrix, kDirect };
+struct Nothing {};
+template <bool kWanted, class T>
+using Wanted = std::conditional_t<kWanted, T, Nothing>;
+
+// What the innermost loop adds to, and no more: each of these is a register, and what guarded steps take by address is
+// written out and read back around every run.
+template <class F, Sketching kSketching>
+struct Sums : std::conditional_t<F::kFloatSums, FloatSums, DoubleSums> {
+  __m512i digest = _mm512_setzero_si512();
+  __m512i row_digest = _mm512_setzero_si512();
+  __m512 residues = _mm512_setzero_ps();  // sketch by residue, of the run; with cells alone
+  Wanted<kSketching == Sketching::kDirect, Buckets> buckets;
+};
+
+// Of the piece's runs that are over. Touched once a run, so it may live in memory.
+struct Totals {
+  __m512d sum_sq = _mm512_setzero_pd();
+  __m512 residues = _mm512_setzero_ps();
+};
 
 // Positions [p, end) of a chunk; data is position p's. Position q is slot q & 255 of the chunk's block q / 256, turned
 // by its rotation; group `group` + q; in the row, group row_group + q.
@@ -208,7 +245,7 @@ struct Stepper {
   const __m512i upper_halves = Kept(_mm512_set1_epi32(static_cast<int>(0xffff0000u)));
   __m512i spread[kSteps];
 
-  // Of the block at hand.
+  // Of the block at hand: SetBlock.
   __m512i words;           // order of a step's words
   float* matrix;           // with the half for its rotation; so is source
   const uint32_t* source;  // of ByResidue
@@ -217,6 +254,7 @@ struct Stepper {
     for (uint32_t u = 0; u < kSteps; ++u) spread[u] = Kept(_mm512_load_si512(kStepOrder<F::kWords>.group[u]));
   }
 
+  // rotation: the block's r. The matrix is the accumulator's, or null where it is not used.
   ASSAY_KERNEL_INLINE void SetBlock(uint32_t rotation, float* whole_matrix) {
     const uint32_t half = kSwapped ? (rotation & 1) * (kMatrixFloats / 2) : 0;
     words = kSwapped ? spread[0] : _mm512_load_si512(kStepOrder<F::kWords>.word[rotation & (kGroups - 1)]);
@@ -239,7 +277,7 @@ struct Stepper {
   // have to be left out, and pairs of words not in `present`. u: number of the step in its octet.
   template <bool kGuard>
   ASSAY_KERNEL_INLINE void Step(size_t place, __m512i h, __m512i row_h, const uint8_t* data, __m512i loaded,
-                                __mmask8 present, Sums& sums) const {
+                                __mmask8 present, Sums<F, kSketching>& sums) const {
     const __m512i raw = kSwapped ? loaded : _mm512_permutexvar_epi32(words, loaded);
     if constexpr (kSketching != Sketching::kNone) {
       const __m512i keyed = _mm512_add_epi32(raw, keys);
@@ -298,7 +336,7 @@ struct Stepper {
 // element.
 template <class F, Sketching kSketching, bool kCells>
 [[gnu::noinline]] bool GuardedSteps(const Stretch& s, uint32_t p, uint32_t end, const uint8_t* data,
-                                    Extremes<F>* extremes, Sums* sums) {
+                                    Extremes<F>* extremes, Sums<F, kSketching>* sums) {
   using L = typename F::Lanes;
   constexpr uint32_t kGroups = F::kGroups;
   Stepper<F, kSketching, kCells> stepper;
@@ -307,6 +345,7 @@ template <class F, Sketching kSketching, bool kCells>
   const __m512i order = stepper.Order(rotation, kGroups);
   stepper.SetBlock(rotation, s.matrix);
   bool exceptional = false;
+  // A step at a time. [from, to): the groups of the step that are here; only their bytes may be read.
   while (p < end) {
     const uint32_t from = p % kGroups;
     const uint32_t to = end - p < kGroups - from ? from + end - p : kGroups;
@@ -354,10 +393,11 @@ template <class F>
 
 // Returns whether any element was left out.
 template <class F, Sketching kSketching, bool kCells>
-ASSAY_INLINE bool Steps(const Stretch& s, HeadCursor* cursor, Extremes<F>* extremes_out, Sums* sums_out) {
+ASSAY_INLINE bool Steps(const Stretch& s, HeadCursor* cursor, Extremes<F>* extremes_out, Sums<F, kSketching>* sums_out,
+                        Totals* totals) {
   // Copies, so that they stay in registers: vector stores to the matrix could alias anything.
   Extremes<F> extremes = *extremes_out;
-  Sums sums = *sums_out;
+  Sums<F, kSketching> sums = *sums_out;
   using L = typename F::Lanes;
   using S = Stepper<F, kSketching, kCells>;
   constexpr uint32_t kGroupBytes = F::kWords * 4;
@@ -390,6 +430,7 @@ ASSAY_INLINE bool Steps(const Stretch& s, HeadCursor* cursor, Extremes<F>* extre
       _mm_prefetch(reinterpret_cast<const char*>(data) + kAhead + 64 * u, _MM_HINT_T0);
       loaded[u] = _mm512_loadu_si512(data + (64 * u ^ first_step));
     }
+    // Kept apart until it is known that none of them is exceptional.
     __m512i high = loaded[0];
     __m512i wide = loaded[0];
 #pragma GCC unroll 4
@@ -436,11 +477,11 @@ ASSAY_INLINE bool Steps(const Stretch& s, HeadCursor* cursor, Extremes<F>* extre
         guard |= end - p < kOctet;
       }
       if (p == end) return;
-      // To the next octet, or all of it.
+      // To the next octet, or all of it. Copies, because what has its address taken lives in memory from then on.
       const uint32_t left = kOctet - p % kOctet;
       const uint32_t stop = end - p < left ? end : p + left;
       Extremes<F> slow_extremes = extremes;
-      Sums slow_sums = sums;
+      Sums<F, kSketching> slow_sums = sums;
       exceptional |= GuardedSteps<F, kSketching, kCells>(s, p, stop, data, &slow_extremes, &slow_sums);
       extremes = slow_extremes;
       sums = slow_sums;
@@ -450,26 +491,24 @@ ASSAY_INLINE bool Steps(const Stretch& s, HeadCursor* cursor, Extremes<F>* extre
   };
   // The run, which began at begin, is over: its sums go to all of them and to the head at hand.
   auto end_run = [&](const uint8_t* begin, const uint8_t* end) __attribute__((always_inline)) {
-    __m512d sum_sq = sums.sum_sq;
-    if constexpr (!F::kFloatSums) sum_sq = _mm512_add_pd(sum_sq, sums.upper_sum_sq);
+    __m512d sum_sq = sums.TakeSumSq();
     if constexpr (F::kType == DType::kBF16) {
       if (__builtin_expect(_mm512_cmp_pd_mask(sum_sq, _mm512_set1_pd(kSafeSquares), _CMP_GE_OQ) == 0, 0)) {
         sum_sq = SmallSquares<F>(begin, static_cast<uint32_t>(end - begin) / F::kBytes);
       }
     }
-    sums.all_sum_sq = _mm512_add_pd(sums.all_sum_sq, sum_sq);
-    sums.sum_sq = _mm512_setzero_pd();
-    sums.upper_sum_sq = _mm512_setzero_pd();
+    totals->sum_sq = _mm512_add_pd(totals->sum_sq, sum_sq);
     if constexpr (kCells) {
       if (Cell* head = cursor->Current()) {
-        _mm512_storeu_pd(head->sum_sq, _mm512_add_pd(_mm512_loadu_pd(head->sum_sq), sum_sq));
+        _mm512_store_pd(head->sum_sq, _mm512_add_pd(_mm512_load_pd(head->sum_sq), sum_sq));
         if constexpr (kSketching != Sketching::kNone) AddTo(head->sketch, sums.residues);
       }
-      sums.all_residues = _mm512_add_ps(sums.all_residues, sums.residues);
+      totals->residues = _mm512_add_ps(totals->residues, sums.residues);
       sums.residues = _mm512_setzero_ps();
     }
   };
 
+  // Block by block, and inside of it run by run: runs end with their head, and after kRunBlocks blocks.
   const uint8_t* data = s.data;
   const uint8_t* begin = data;
   for (uint32_t p = s.p; p < s.end;) {
