@@ -2,18 +2,19 @@
 //
 // A piece is cut into chunks of a few blocks (2048 elements and one slot rotation each). In the loop
 // (kernel_avx512_steps.h) the groups of 64 bytes are brought into slot order by one permutation (f32: not even that);
-// from there the digest multiplies word pairs, the elements widen to float, add to sums in double, and to the sketch: a
-// sign by XOR, one float addition. The sketch's running sums live in a matrix of 256 slots by 8 lanes. Elements at or
-// above a limit (the non-finite ones, and those so large that float sums could overflow) are replaced by 0 on the way:
-// the maximum of eight groups' patterns tells whether there are any, such groups go through guarded steps, and another
-// loop takes those few elements in double. Zeros and subnormals are counted by another loop too, and only if a running
-// minimum says that there are any: activations rarely hold one.
+// from there the digest multiplies word pairs, the elements widen to float, add to float sums that go on in double
+// after a few additions, and to the sketch: a sign by XOR, one float addition. The sketch's running sums live in a
+// matrix of 256 slots by 8 lanes. Elements at or above a limit (the non-finite ones, and those so large that float sums
+// could overflow) are replaced by 0 on the way: the maximum of eight groups' patterns tells whether there are any, such
+// groups go through guarded steps, and another loop takes those few elements in double. Zeros and subnormals are
+// counted by another loop too, and only if a running minimum says that there are any: activations rarely hold one.
 //
 // What bounds it on Zen 5 is the number of vector operations, at about three a cycle, and for f32 with cells also room
-// in the L1 cache. Tried: separate loops for extremes, digest and values, and a scan ahead of the chunk (from memory
-// half the rate of the fused loop: memory idles while the others compute); hashes of a row kept for the next rows (bf16
-// gains 2 %, small tensors lose); f32 without the second half of the matrix (a permutation a step costs what the cache
-// gains).
+// in the L1 cache: f32 from memory gained nothing by fewer operations before its tables were packed. Tried: separate
+// loops for extremes, digest and values, and a scan ahead of the chunk (from memory half the rate of the fused loop:
+// memory idles while the others compute); hashes of a row kept for the next rows (bf16 gains 2 %, small tensors lose);
+// packed tables for the other types, which are bound by operations (3 to 8 % slower); hashes laid out so that shuffles
+// inside of 128 bits spread them, chunks of 8 or 16 blocks, two chains of residues (1 % or less).
 #if defined(ASSAY_HAVE_AVX512)
 
 #include <immintrin.h>
@@ -35,6 +36,7 @@ void FlushMatrix(Accumulator* acc) {
   if (acc->matrix == nullptr || acc->matrix_layout == 0) return;
   Buckets buckets;
   const __m512 zero = _mm512_setzero_ps();
+  const __m512i sign_bits = _mm512_set1_epi32(INT32_MIN);
   if (acc->matrix_layout != kLayoutQuads) {
     for (uint32_t place = 0; place < kPairs * 16; place += 16) {
       float* at = acc->matrix + place;
@@ -45,15 +47,15 @@ void FlushMatrix(Accumulator* acc) {
         elements = _mm512_add_ps(elements, SwapHalves(_mm512_load_ps(swapped)));
         _mm512_store_ps(swapped, zero);
       }
-      buckets.Add(TableSigns(Ordered(elements, kPairTable.source[0][0] + place), place), place);
+      buckets.Add(OrderedSigned(elements, kPairTable.packed[0][0] + place, sign_bits), place);
     }
   } else {
     for (uint32_t quad = 0; quad < kPairs / 2; ++quad) {
       float* at = acc->matrix + quad * 32;
-      const __m512 even = _mm512_load_ps(at);
-      const __m512 odd = _mm512_load_ps(at + 16);
+      const __m512 low = _mm512_load_ps(at);
+      const __m512 high = _mm512_load_ps(at + 16);
       for (uint32_t place = quad * 32; place < quad * 32 + 32; place += 16) {
-        buckets.Add(TableSigns(Ordered(even, odd, kPairTable.source_split[0] + place), place), place);
+        buckets.Add(TableSigns(Ordered(low, high, kPairTable.source_split[0] + place), place), place);
       }
       _mm512_store_ps(at, zero);
       _mm512_store_ps(at + 16, zero);

@@ -104,8 +104,8 @@ struct Lanes8 {
 };
 
 // The float formats that the vector loop takes. A step is 64 bytes: kGroups groups of kWords 32-bit words, which widen
-// to kVectors vectors of floats. kLimit: magnitude patterns from here on are taken apart: the non-finite ones, f32 of
-// 2^96 and more (running sums of the sketch), bf16 of 2^60 and more (squares in float).
+// to kVectors vectors of floats. kLimit: magnitude patterns from here on are taken apart: the non-finite ones, f32 and
+// bf16 of 2^60 and more (squares in float).
 template <class L, DType kDType, uint32_t kLimitBits, uint32_t kNonfiniteBits, uint32_t kNormalBits>
 struct Format {
   using Lanes = L;
@@ -118,23 +118,24 @@ struct Format {
   static constexpr uint32_t kLimit = kLimitBits;
   static constexpr uint32_t kNonfinite = kNonfiniteBits;
   static constexpr uint32_t kSmallestNormal = kNormalBits;
-  // Sums of types of 16 bits or fewer run in float for kFloatOctets octets before they go on in double.
-  static constexpr bool kFloatSums = kBytes < 4;
+  // Whether squares can underflow in float: those of a type with the range of f32.
+  static constexpr bool kSmallSquares = kBytes == 4 || kDType == DType::kBF16;
 };
 
-struct F32 : Format<Lanes32, DType::kF32, (127 + 96) << 23, 0x7f800000, 1 << 23> {
-  ASSAY_INLINE __m512 Widen(__m512i raw, int, __m512i) { return _mm512_castsi512_ps(raw); }
+struct F32 : Format<Lanes32, DType::kF32, (127 + 60) << 23, 0x7f800000, 1 << 23> {
+  ASSAY_INLINE __m512 Widen(__m512i raw, int) { return _mm512_castsi512_ps(raw); }
 };
 
-// The even elements of a quad, then the odd ones.
+// Lanes 0 to 3 of a quad's groups, then lanes 4 to 7: a bf16 is the upper half of a float.
 struct BF16 : Format<Lanes16, DType::kBF16, (127 + 60) << 7, 0x7f80, 1 << 7> {
-  ASSAY_INLINE __m512 Widen(__m512i raw, int v, __m512i upper_halves) {
-    return _mm512_castsi512_ps(v == 0 ? _mm512_slli_epi32(raw, 16) : _mm512_and_si512(raw, upper_halves));
+  ASSAY_INLINE __m512 Widen(__m512i raw, int v) {
+    const __m512i zero = _mm512_setzero_si512();
+    return _mm512_castsi512_ps(v == 0 ? _mm512_unpacklo_epi16(zero, raw) : _mm512_unpackhi_epi16(zero, raw));
   }
 };
 
 struct F16 : Format<Lanes16, DType::kF16, 0x7c00, 0x7c00, 1 << 10> {
-  ASSAY_INLINE __m512 Widen(__m512i raw, int v, __m512i) {
+  ASSAY_INLINE __m512 Widen(__m512i raw, int v) {
     return _mm512_cvtph_ps(v == 0 ? _mm512_castsi512_si256(raw) : _mm512_extracti64x4_epi64(raw, 1));
   }
 };
@@ -156,7 +157,7 @@ ASSAY_INLINE __m128i Quarter(__m512i raw, int v) {
 // is the value; of e4m3fn the value times 2^-8, because its bias is 7 and not 15.
 template <DType kDType, int kMantissaBits, uint32_t kNonfiniteBits>
 struct Float8 : Format<Lanes8, kDType, kNonfiniteBits, kNonfiniteBits, 1 << kMantissaBits> {
-  ASSAY_INLINE __m512 Widen(__m512i raw, int v, __m512i) {
+  ASSAY_INLINE __m512 Widen(__m512i raw, int v) {
     constexpr int kF16MantissaBits = 10;
     const __m256i wide = _mm256_cvtepi8_epi16(Quarter(raw, v));  // the sign spreads upwards
     const __m256i moved = _mm256_slli_epi16(wide, kF16MantissaBits - kMantissaBits);

@@ -13,15 +13,19 @@ namespace {
 constexpr uint32_t kPairs = kBlockGroups / 2;
 constexpr uint32_t kLayoutPairs = 1;  // matrix[pair][slot & 1][lane]
 constexpr uint32_t kLayoutSwaps = 3;  // the same twice: for blocks of even rotation, and with slots 1, 0 for odd ones
-constexpr uint32_t kLayoutQuads = 2;  // matrix[quad][lane & 1][slot & 3][lane >> 1]
+constexpr uint32_t kLayoutQuads = 2;  // matrix[quad][lane >> 2][slot & 3][lane & 3]
 
 // The table of hash.h in the form that vectors want, for pairs of slots. Element e of a pair is slot 2 * pair + e / 8,
 // lane e % 8; its residue is bucket & 15, and every residue occurs once in a pair.
 struct PairTable {
-  alignas(64) uint32_t source[2][kPairs][16] = {};     // which element has residue k; [1]: slots swapped ...
-  alignas(64) uint32_t source_split[kPairs][16] = {};  // ... in (even elements of the quad, odd elements of the quad)
+  alignas(64) uint32_t source[kPairs][16] = {};        // which element has residue k ...
+  alignas(64) uint32_t source_split[kPairs][16] = {};  // ... in (lanes 0 to 3 of the quad's slots, lanes 4 to 7)
   alignas(64) float sign[kPairs][16] = {};             // 1 or -1: sign of the element with residue k
-  uint16_t high[kPairs][4] = {};                       // [v], bit k: the element with residue k has bucket >> 4 == v
+  // source, and in the top bit whether the sign is minus; [1]: slots swapped. Bytes take two operations more than the
+  // above, but f32 needs the room: matrix, tables, heads' cells and data on their way share the L1 cache, and while
+  // data come from memory a miss there waits behind them.
+  alignas(64) uint8_t packed[2][kPairs][16] = {};
+  uint16_t high[kPairs][4] = {};  // [v], bit k: the element with residue k has bucket >> 4 == v
 };
 
 constexpr PairTable MakePairTable() {
@@ -29,13 +33,15 @@ constexpr PairTable MakePairTable() {
   for (uint32_t pair = 0; pair < kPairs; ++pair) {
     for (uint32_t e = 0; e < 16; ++e) {
       const uint32_t slot = 2 * pair + e / 8;
-      const uint32_t bucket = kSketchTable.bucket[slot][e % 8];
+      const uint32_t lane = e % 8;
+      const uint32_t bucket = kSketchTable.bucket[slot][lane];
+      const uint32_t minus = kSketchTable.minus[slot] >> lane & 1u;
       const uint32_t k = bucket & 15;
-      const uint32_t in_quad = (pair & 1) * 16 + e;
-      t.source[0][pair][k] = e;
-      t.source[1][pair][k] = e ^ 8;
-      t.source_split[pair][k] = in_quad / 2 + (in_quad & 1) * 16;
-      t.sign[pair][k] = kSketchTable.minus[slot] >> (e % 8) & 1 ? -1.0f : 1.0f;
+      t.source[pair][k] = e;
+      t.source_split[pair][k] = (slot & 3) * 4 + (lane & 3) + (lane >> 2) * 16;
+      t.sign[pair][k] = minus ? -1.0f : 1.0f;
+      t.packed[0][pair][k] = static_cast<uint8_t>(minus << 7 | e);
+      t.packed[1][pair][k] = static_cast<uint8_t>(minus << 7 | (e ^ 8));
       t.high[pair][bucket >> 4] = static_cast<uint16_t>(t.high[pair][bucket >> 4] | 1 << k);
     }
   }
@@ -54,9 +60,15 @@ ASSAY_INLINE __m512 Ordered(__m512 elements, const uint32_t* source) {
   return _mm512_permutexvar_ps(_mm512_load_si512(source), elements);
 }
 
-// The same out of the even and the odd elements of the quad that the pair belongs to; of source_split.
-ASSAY_INLINE __m512 Ordered(__m512 even, __m512 odd, const uint32_t* source) {
-  return _mm512_permutex2var_ps(even, _mm512_load_si512(source), odd);
+// The same out of both halves of the quad that the pair belongs to; of source_split.
+ASSAY_INLINE __m512 Ordered(__m512 low, __m512 high, const uint32_t* source) {
+  return _mm512_permutex2var_ps(low, _mm512_load_si512(source), high);
+}
+
+// By residue, and with the table's signs; of packed. A permutation looks at the lowest bits alone.
+ASSAY_INLINE __m512 OrderedSigned(__m512 elements, const uint8_t* packed, __m512i sign_bits) {
+  const __m512i order = _mm512_cvtepi8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(packed)));
+  return FlipSign(_mm512_permutexvar_ps(order, elements), order, sign_bits);
 }
 
 // sums + by_residue with the table's signs. `place` is 8 times a slot of the pair's even one: 16 times the pair.

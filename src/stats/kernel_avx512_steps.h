@@ -89,35 +89,9 @@ ASSAY_INLINE __m512d FoldToDouble(__m512 x) {
 // Where the sketch goes: nowhere, to the matrix, or straight into 64 buckets (cheaper for a small segment).
 enum class Sketching { kNone, kMatrix, kDirect };
 
-// Sums of elements, in two chains so that one addition need not wait for the other. `sum` is of the whole piece; sums
-// of squares are of the run: TakeSumSq, at its end, returns and empties them.
-//
-// For types of 32 bits: in double, element by element.
-struct DoubleSums {
-  __m512d sum = _mm512_setzero_pd();
-  __m512d sum_sq = _mm512_setzero_pd();
-  __m512d upper_sum = _mm512_setzero_pd();
-  __m512d upper_sum_sq = _mm512_setzero_pd();
-
-  ASSAY_KERNEL_INLINE void Add(__m512 x) { Add(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1)); }
-  ASSAY_KERNEL_INLINE void Add(__m256 first, __m256 second) {
-    const __m512d low = _mm512_cvtps_pd(first);
-    const __m512d high = _mm512_cvtps_pd(second);
-    sum = _mm512_add_pd(sum, low);
-    sum_sq = _mm512_fmadd_pd(low, low, sum_sq);
-    upper_sum = _mm512_add_pd(upper_sum, high);
-    upper_sum_sq = _mm512_fmadd_pd(high, high, upper_sum_sq);
-  }
-  ASSAY_KERNEL_INLINE __m512d Sum() const { return _mm512_add_pd(sum, upper_sum); }
-  ASSAY_KERNEL_INLINE __m512d TakeSumSq() {
-    const __m512d total = _mm512_add_pd(sum_sq, upper_sum_sq);
-    sum_sq = upper_sum_sq = _mm512_setzero_pd();
-    return total;
-  }
-};
-
-// For narrower ones: in float for kFloatOctets octets (the bound in docs/numerics.md rests on that number), which Spill
-// then adds up in double.
+// Sums of elements, in two chains so that one addition need not wait for the other: in float for kFloatOctets octets
+// (the bound in docs/numerics.md rests on that number), which Spill then adds up in double. `sum` is of the whole
+// piece; sums of squares are of the run: TakeSumSq, at its end, returns and empties them.
 struct FloatSums {
   __m512d sum = _mm512_setzero_pd();
   __m512d sum_sq = _mm512_setzero_pd();
@@ -156,7 +130,7 @@ using Wanted = std::conditional_t<kWanted, T, Nothing>;
 // What the innermost loop adds to, and no more: each of these is a register, and what guarded steps take by address is
 // written out and read back around every run.
 template <class F, Sketching kSketching>
-struct Sums : std::conditional_t<F::kFloatSums, FloatSums, DoubleSums> {
+struct Sums : FloatSums {
   __m512i digest = _mm512_setzero_si512();
   __m512i row_digest = _mm512_setzero_si512();
   __m512 residues = _mm512_setzero_ps();  // sketch by residue, of the run; with cells alone
@@ -242,13 +216,12 @@ struct Stepper {
   const __m512i limit = Kept(L::Set(F::kLimit));
   const __m512i negative_limit = Kept(L::Set(F::kSign | F::kLimit));
   const __m512i sign_bits = Kept(_mm512_set1_epi32(INT32_MIN));
-  const __m512i upper_halves = Kept(_mm512_set1_epi32(static_cast<int>(0xffff0000u)));
   __m512i spread[kSteps];
 
   // Of the block at hand: SetBlock.
-  __m512i words;           // order of a step's words
-  float* matrix;           // with the half for its rotation; so is source
-  const uint32_t* source;  // of ByResidue
+  __m512i words;          // order of a step's words
+  float* matrix;          // with the half for its rotation; so is packed
+  const uint8_t* packed;  // of f32
 
   ASSAY_KERNEL_INLINE Stepper() {
     for (uint32_t u = 0; u < kSteps; ++u) spread[u] = Kept(_mm512_load_si512(kStepOrder<F::kWords>.group[u]));
@@ -259,7 +232,7 @@ struct Stepper {
     const uint32_t half = kSwapped ? (rotation & 1) * (kMatrixFloats / 2) : 0;
     words = kSwapped ? spread[0] : _mm512_load_si512(kStepOrder<F::kWords>.word[rotation & (kGroups - 1)]);
     matrix = whole_matrix + half;
-    source = (F::kType == DType::kBF16 ? kPairTable.source_split[0] : kPairTable.source[0][0]) + half;
+    packed = kPairTable.packed[0][0] + half;
   }
 
   // The first `turned` (a power of two) positions from a multiple of it on in slot order, but for what kSwapped leaves.
@@ -276,8 +249,8 @@ struct Stepper {
   // A step of the block at hand: `loaded` from data, its groups' hashes spread to its words. kGuard: some elements may
   // have to be left out, and pairs of words not in `present`. u: number of the step in its octet.
   template <bool kGuard>
-  ASSAY_KERNEL_INLINE void Step(size_t place, __m512i h, __m512i row_h, const uint8_t* data, __m512i loaded,
-                                __mmask8 present, Sums<F, kSketching>& sums) const {
+  ASSAY_KERNEL_INLINE void Step(size_t place, __m512i h, __m512i row_h, __m512i loaded, __mmask8 present, uint32_t u,
+                                Sums<F, kSketching>& sums) const {
     const __m512i raw = kSwapped ? loaded : _mm512_permutexvar_epi32(words, loaded);
     if constexpr (kSketching != Sketching::kNone) {
       const __m512i keyed = _mm512_add_epi32(raw, keys);
@@ -294,17 +267,11 @@ struct Stepper {
     __m512 y[4];
 #pragma GCC unroll 4
     for (uint32_t v = 0; v < F::kVectors; ++v) {
-      const __m512 x = F::Widen(kept, static_cast<int>(v), upper_halves);
-      if constexpr (F::kType == DType::kF32 && !kGuard) {
-        // The upper half from memory: a load is cheaper than an extraction.
-        sums.Add(_mm256_castsi256_ps(_mm512_castsi512_si256(loaded)),
-                 _mm256_loadu_ps(reinterpret_cast<const float*>(data) + 8));
-      } else if constexpr (F::kFloatSums && !kGuard) {
-        sums.AddFloat(x, v & 1);
-      } else if constexpr (F::kFloatSums) {
+      const __m512 x = F::Widen(kept, static_cast<int>(v));
+      if constexpr (kGuard) {
         sums.AddSingly(x);
       } else {
-        sums.Add(x);
+        sums.AddFloat(x, (u * F::kVectors + v) & 1);
       }
       if constexpr (kSketching == Sketching::kNone) continue;
       if constexpr (F::kType == DType::kF32 || F::kType == DType::kBF16) {
@@ -324,9 +291,16 @@ struct Stepper {
 #pragma GCC unroll 4
       for (uint32_t v = 0; v < F::kVectors; ++v) {
         const size_t at = place + 16 * v;
-        const __m512 z = F::kType == DType::kBF16 ? Ordered(y[0], y[1], source + at) : Ordered(y[v], source + at);
-        if constexpr (kSketching == Sketching::kDirect) sums.buckets.Add(TableSigns(z, at), at);
-        if constexpr (kCells) sums.residues = AddSigned(sums.residues, z, at);
+        if constexpr (F::kType == DType::kF32) {
+          const __m512 z = OrderedSigned(y[v], packed + at, sign_bits);
+          if constexpr (kSketching == Sketching::kDirect) sums.buckets.Add(z, at);
+          if constexpr (kCells) sums.residues = _mm512_add_ps(sums.residues, z);
+        } else {
+          const __m512 z = F::kType == DType::kBF16 ? Ordered(y[0], y[1], kPairTable.source_split[0] + at)
+                                                    : Ordered(y[v], kPairTable.source[0] + at);
+          if constexpr (kSketching == Sketching::kDirect) sums.buckets.Add(TableSigns(z, at), at);
+          if constexpr (kCells) sums.residues = AddSigned(sums.residues, z, at);
+        }
       }
     }
   }
@@ -369,7 +343,7 @@ template <class F, Sketching kSketching, bool kCells>
       return _mm512_permutexvar_epi32(stepper.spread[0], h);
     };
     stepper.template Step<true>(stepper.PlaceOf(p, rotation, kGroups), hashes(s.group, s.salt),
-                                hashes(s.row_group, s.row_salt), data, loaded, static_cast<__mmask8>(present), *sums);
+                                hashes(s.row_group, s.row_salt), loaded, static_cast<__mmask8>(present), 0, *sums);
     p += kGroups;
     data += 64;
   }
@@ -379,12 +353,16 @@ template <class F, Sketching kSketching, bool kCells>
 // Squares of the n modest elements at data in double, n a multiple of kLanes: for runs so small that they underflow.
 template <class F>
 [[gnu::noinline]] __m512d SmallSquares(const uint8_t* data, uint32_t n) {
+  static_assert(F::kBytes == 4 || F::kType == DType::kBF16);
+  constexpr int kShift = 32 - 8 * F::kBytes;  // from the low bits of a word to a float's place
   __m512d sum_sq = _mm512_setzero_pd();
   for (uint32_t k = 0; k < n; k += kLanes) {
-    const __m256i words = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(data + 2 * k)));
+    const uint8_t* at = data + k * F::kBytes;
+    const __m256i words = F::kBytes == 4 ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at))
+                                         : _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
     const __m256i magnitude = _mm256_and_si256(words, _mm256_set1_epi32(F::kSign - 1));
     const __mmask8 modest = _mm256_cmplt_epi32_mask(magnitude, _mm256_set1_epi32(F::kLimit));
-    const __m256 x = _mm256_castsi256_ps(_mm256_maskz_slli_epi32(modest, magnitude, 16));
+    const __m256 x = _mm256_castsi256_ps(_mm256_maskz_slli_epi32(modest, magnitude, kShift));
     const __m512d wide = _mm512_cvtps_pd(x);
     sum_sq = _mm512_fmadd_pd(wide, wide, sum_sq);
   }
@@ -451,8 +429,7 @@ ASSAY_INLINE bool Steps(const Stretch& s, HeadCursor* cursor, Extremes<F>* extre
       extremes.near = L::Nearer(extremes.near, loaded[u], stepper.magnitude);
       const __m512i h = _mm512_permutexvar_epi32(stepper.spread[u], octet_hashes);
       const __m512i row_h = kCells ? _mm512_permutexvar_epi32(stepper.spread[u], octet_row_hashes) : h;
-      stepper.template Step<false>(place + u * F::kGroups * kLanes, h, row_h, data + (64 * u ^ first_step), loaded[u],
-                                   0xff, sums);
+      stepper.template Step<false>(place + u * F::kGroups * kLanes, h, row_h, loaded[u], 0xff, u, sums);
     }
     return true;
   };
@@ -466,14 +443,14 @@ ASSAY_INLINE bool Steps(const Stretch& s, HeadCursor* cursor, Extremes<F>* extre
       while (!guard) {
         // Float sums are good for a few octets.
         const uint32_t octets = (end - p) / kOctet;
-        const uint32_t stop = p + kOctet * (F::kFloatSums && octets > kFloatOctets ? kFloatOctets : octets);
+        const uint32_t stop = p + kOctet * (octets > kFloatOctets ? kFloatOctets : octets);
         do {
           guard = !octet(p, rotation, first_step, data);
           if (guard) break;
           p += kOctet;
           data += kOctet * kGroupBytes;
         } while (p < stop);
-        if constexpr (F::kFloatSums) sums.Spill();
+        sums.Spill();
         guard |= end - p < kOctet;
       }
       if (p == end) return;
@@ -492,7 +469,7 @@ ASSAY_INLINE bool Steps(const Stretch& s, HeadCursor* cursor, Extremes<F>* extre
   // The run, which began at begin, is over: its sums go to all of them and to the head at hand.
   auto end_run = [&](const uint8_t* begin, const uint8_t* end) __attribute__((always_inline)) {
     __m512d sum_sq = sums.TakeSumSq();
-    if constexpr (F::kType == DType::kBF16) {
+    if constexpr (F::kSmallSquares) {
       if (__builtin_expect(_mm512_cmp_pd_mask(sum_sq, _mm512_set1_pd(kSafeSquares), _CMP_GE_OQ) == 0, 0)) {
         sum_sq = SmallSquares<F>(begin, static_cast<uint32_t>(end - begin) / F::kBytes);
       }

@@ -24,7 +24,7 @@ def only_event(path):
 
 
 def check_statistics(event, expected):
-    """expected: the same tensor in float64. Sums are float64-grade: a bound of n units in the last place of Σ|x|."""
+    """expected: the same tensor in float64. Sums: n units in the last place of Σ|x|, for f32 eleven float roundings more."""
     segment = event.segments[0]
     finite = expected[np.isfinite(expected)]
     assert segment.count == expected.size
@@ -34,7 +34,7 @@ def check_statistics(event, expected):
     assert segment.zero == (expected == 0).sum()
     assert segment.min == finite.min() and segment.max == finite.max()
     assert segment.abs_max == np.abs(finite).max()
-    slack = finite.size * 2.0**-52
+    slack = finite.size * 2.0**-52 + (11 * 2.0**-24 if event.dtype == "f32" else 0)
     assert abs(segment.sum - finite.sum()) <= slack * np.abs(finite).sum()
     assert abs(segment.sum_sq - (finite**2).sum()) <= slack * (finite**2).sum()
 

@@ -128,7 +128,7 @@ TEST(Golden, EveryInstructionSetMatchesTheVectors) {
       const Status status = Measure(view, logical, options, &segments);
       ASSERT_TRUE(status.ok()) << what << ": " << status.message();
       ASSERT_EQ(segments.size(), c["segments"].size()) << what;
-      const bool narrow = IsFloat(view.dtype) && BitsOf(view.dtype) <= 16;
+      const bool narrow = IsFloat(view.dtype) && BitsOf(view.dtype) <= (isa == Isa::kAvx512 ? 32 : 16);
       for (size_t k = 0; k < segments.size(); ++k) {
         const double n = static_cast<double>(segments[k].stats.count);
         ExpectSegment(segments[k], c["segments"][k], (n + 2) * 0x1p-53 + (narrow ? 18 * 0x1p-24 : 0), what);
