@@ -24,7 +24,7 @@ def only_event(path):
 
 
 def check_statistics(event, expected):
-    """expected: the same tensor in float64. Sums: n units in the last place of Σ|x|; f32: and eleven float roundings."""
+    """expected: the tensor in float64. Sums: n units in the last place of Σ|x|; f32: eleven float roundings too."""
     segment = event.segments[0]
     finite = expected[np.isfinite(expected)]
     assert segment.count == expected.size
