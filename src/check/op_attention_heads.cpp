@@ -112,8 +112,30 @@ std::optional<Explanation> ExplainHeads(const Subject& out, const AttentionCall&
   return Explanation{fault_class::kTpShard, text};
 }
 
-// A rank that takes the first numbers of a whole vector, or another rank's, for those of its own heads.
+// A rank that takes the keys and values of another rank's heads, its numbers a head, or the first ones of a whole
+// vector, for those of its own.
 void TryOtherRanks(const Subject& out, const AttentionCall& call, Trial* trial) {
+  for (EventId id : out.capture().Find(out.info().name, {.step = out.info().event.step})) {
+    const auto result = out.capture().Load(id);
+    if (!result.ok() || (*result)->info->event.rank == out.info().event.rank) continue;
+    const auto theirs = GatherAttention(Subject(out.capture(), *result, out.report()));
+    if (!theirs.ok() || theirs->batches.size() != call.batches.size()) continue;
+    AttentionCall changed = call;
+    bool same = true, differs = false;
+    for (size_t b = 0; b < call.batches.size() && same; ++b) {
+      const AttentionBatch& from = theirs->batches[b];
+      AttentionBatch& to = changed.batches[b];
+      same = from.request == to.request && from.key_positions == to.key_positions && from.k.shape == to.k.shape &&
+             from.v.shape == to.v.shape;
+      differs = differs || (same && (from.k.values != to.k.values || from.v.values != to.v.values));
+      to.k = from.k;
+      to.v = from.v;
+    }
+    if (!same || !differs) continue;
+    if (trial->Try(changed, {fault_class::kTpShard, "fits keys and values of the heads of rank " +
+                                                        std::to_string((*result)->info->event.rank)}))
+      return;
+  }
   for (const bool sinks : {true, false}) {
     const Array& own = sinks ? call.sinks : call.slopes;
     if (own.values.empty()) continue;

@@ -220,6 +220,8 @@ void JudgeWrite(Subject& s) {
     }
   }
   if (!why) why = ExplainPlaces(write, fits);
+  // Rows of keys and values taken at another pitch than that of their views.
+  if (!why && top == 0) why = ExplainStrides(s, write);
   // The rows lie elsewhere in the memory behind the cache.
   if (!why) {
     if (const TensorPtr storage = StorageOf(s, s.info())) {

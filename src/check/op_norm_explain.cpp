@@ -93,6 +93,52 @@ double NamedEps(double eps) {
   return eps;
 }
 
+// Statistics in bf16: each row is a factor of its own off, and what the factors come from are values of bf16. Rows
+// agree with that by chance as often as their factor is known worse than these values are apart.
+std::optional<Explanation> CoarseStatistics(const Subject& s, const NormCall& call, const Computed& right) {
+  const int64_t d = call.x.cols(), rows = call.x.rows(), judged = static_cast<int64_t>(s.judged().size());
+  if (call.layer_norm || rows == 0 || s.actual().size() != call.x.size()) return std::nullopt;
+  constexpr int kBits = 8;
+  constexpr double kLeastBits = 40, kQuantities = 4;
+  // Of a factor by least squares over d values, each rounded so many times (0.4 u each, weighed by squares), four
+  // sigmas.
+  const double known = 4 * s.precision().store * std::sqrt(right.stores / 2 / static_cast<double>(d)) + 1e-7;
+  Computed y = right;
+  double bits[4] = {};
+  bool fits[4] = {true, true, true, true};
+  for (int64_t r = 0; r < rows; ++r) {
+    if (judged > 0 && !s.judged()[static_cast<size_t>(r * judged / rows)]) continue;
+    double cross = 0, own = 0;
+    for (int64_t i = r * d; i < (r + 1) * d; ++i) {
+      const double v = call.x[i] * (call.weight.values.empty() ? 1 : call.weight[i % d]);
+      if (!std::isfinite(s.actual()[i])) return std::nullopt;
+      cross += v * s.actual()[i];
+      own += v * v;
+    }
+    if (!(own > 0) || !(cross > 0)) continue;
+    const double factor = cross / own, square = 1 / (factor * factor);
+    for (int64_t i = r * d; i < (r + 1) * d; ++i)
+      y.value[i] = factor * call.x[i] * (call.weight.values.empty() ? 1 : call.weight[i % d]);
+    // 1 / root; mean square with eps, without it; sum of squares.
+    const double quantity[4] = {factor, square, square - call.eps, (square - call.eps) * static_cast<double>(d)};
+    for (int q = 0; q < 4; ++q) {
+      if (!(quantity[q] > 0)) continue;
+      const double spacing = std::ldexp(1, std::ilogb(quantity[q]) - (kBits - 1));
+      const double room = known * (q == 0 ? 1 : 2) * quantity[q];
+      fits[q] = fits[q] && std::abs(std::nearbyint(quantity[q] / spacing) * spacing - quantity[q]) <= room;
+      bits[q] -= std::log2(std::min(1.0, 2 * room / spacing));
+    }
+  }
+  constexpr const char* kNames[] = {"inverse roots", "mean squares with eps", "mean squares", "sums of squares"};
+  for (int q = 0; q < 4; ++q) {
+    if (!fits[q] || bits[q] - std::log2(kQuantities) < kLeastBits || !FitsBetter(s, right, y)) continue;
+    return Explanation{fault_class::kPrecision, std::string("fits statistics in bf16: the ") + kNames[q] +
+                                                    " of all rows are values of bf16, " + NumberText(bits[q], 3) +
+                                                    " bits beyond chance"};
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 // Parts left out or changed first (weight, bias), then other eps, then other forms, each with the declared eps and with
@@ -153,6 +199,7 @@ std::optional<Explanation> ExplainNorm(const Subject& s, const NormCall& call, c
                          "the root",
        !call.layer_norm, true, 0},
   };
+  if (auto why = CoarseStatistics(s, call, right)) return why;
   const bool constant =
       !std::isnan(ConstantRatio(s.actual(), right.value, s.judged(), std::max(1e-4, 8 * s.precision().store)));
   for (const Form& form : forms) {

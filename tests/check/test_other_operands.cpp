@@ -147,6 +147,32 @@ TEST(OtherRanks, SlopesOfAnotherRankAreAShard) {
 }
 TEST(OtherRanks, SlopesOfNoRankAreNoShard) { EXPECT_NE(Slopes(0.3).findings.at(0).cls, "TP-SHARD"); }
 
+// Two ranks of one head each; rank 1 attends over the keys and values of rank `read`.
+CheckResult Keys(int32_t read) {
+  SmallTrace t(2);
+  const uint64_t a = t.Request(std::vector<int64_t>(kKeys, 1));
+  const std::vector<RowRun> rows = {{a, 0, kKeys, 0, false}};
+  for (int32_t rank = 0; rank < 2; ++rank) {
+    const auto noise = [&](int32_t of, uint64_t seed) {
+      return Noise(kKeys * kWidth, static_cast<uint64_t>(10 * of) + seed);
+    };
+    const std::vector<float> q = noise(rank, 1);
+    const Put put{.rows = rows, .rank = rank, .shard = {rank, 2, rank * kWidth, 2 * kWidth}};
+    t.Record("layers.0.attn.q", "T H d", {kKeys, 1, kWidth}, q, put);
+    t.Record("layers.0.attn.k", "T Hkv d", {kKeys, 1, kWidth}, noise(rank, 2), put);
+    t.Record("layers.0.attn.v", "T Hkv d", {kKeys, 1, kWidth}, noise(rank, 3), put);
+    const int32_t from = rank == 0 ? 0 : read;
+    Put out = put;
+    out.meta = {{"softmax_scale", "0.5"}};
+    t.Record("layers.0.attn.out", "T H dv", {kKeys, 1, kWidth}, Attend(q, noise(from, 2), noise(from, 3), 0, {}), out);
+  }
+  return Judge(t, {"attention"});
+}
+TEST(OtherRanks, KeysOfAnotherRankAreAShard) {
+  ExpectNamed(Keys(0), "layers.0.attn.out", "TP-SHARD");
+  EXPECT_RULED_OUT(Keys(1));
+}
+
 // ---- products, sums, activations -----------------------------------------------------------------------------------
 
 // Each rank multiplies its columns; rank 1 with those of rank `columns`, plus `noise`.
@@ -239,6 +265,35 @@ TEST(OtherBuffers, BothHalvesReadAtAnotherPitchAreAStride) {
   EXPECT_RULED_OUT(Fused(16));
 }
 
+// Keys and values are views of one fused row; the cache is given rows at another pitch.
+CheckResult Written(int64_t pitch) {
+  constexpr int64_t kRows = 9, kHead = 8, kPitch = 4 * kHead;
+  SmallTrace t;
+  const uint64_t a = t.Request(std::vector<int64_t>(kRows, 1));
+  const std::vector<float> memory = Noise(kRows * kPitch, 1);
+  std::vector<float> y;
+  for (int64_t r = 0; r < kRows; ++r) {
+    for (int64_t j : {kHead, 2 * kHead}) {
+      for (int64_t c = 0; c < kHead; ++c) y.push_back(memory[static_cast<size_t>(r * pitch + j + c)]);
+    }
+  }
+  const std::vector<RowRun> rows = {{a, 0, kRows, 0, false}};
+  for (int64_t j : {int64_t{1}, int64_t{2}}) {
+    const std::string name = j == 1 ? "layers.0.attn.k" : "layers.0.attn.v";
+    const uint64_t base = 0x10000;
+    const std::vector<float> view(memory.begin() + j * kHead, memory.end());
+    t.Record(name, "T Hkv d", {kRows, 1, kHead}, view,
+             {.rows = rows, .address = base + static_cast<uint64_t>(j * kHead) * 4, .strides = {kPitch, kHead, 1}});
+    t.Record(name + ".storage", "n", {kRows * kPitch}, memory, {.address = base});
+  }
+  t.Record("layers.0.attn.kv_write", "T Hkv d", {kRows, 1, 2 * kHead}, y, {.rows = rows});
+  return Judge(t, {"cache-write"});
+}
+TEST(OtherBuffers, RowsWrittenToTheCacheAtAnotherPitchAreAStride) {
+  ExpectNamed(Written(8), "layers.0.attn.kv_write", "STRIDE");
+  EXPECT_RULED_OUT(Written(32));
+}
+
 // A norm whose largest rows come out as zeros; scale: of the rows from the third on.
 CheckResult Squares(float scale, bool zeros) {
   constexpr int64_t kRows = 6, kCols = 32;
@@ -263,6 +318,33 @@ TEST(OtherRange, RowsOfZerosBeyondTheSquaresOfF16AreRange) {
   ExpectNamed(Squares(500, true), "layers.0.input_norm", "RANGE");
   ExpectNamed(Squares(5, true), "layers.0.input_norm", "UNWRITTEN");  // squares fit
   EXPECT_RULED_OUT(Squares(500, false));
+}
+
+// A norm of 256 columns whose root is stored in bf16, or multiplied by one constant.
+CheckResult Roots(bool coarse, double times) {
+  constexpr int64_t kRows = 24, kCols = 256;
+  SmallTrace t;
+  const uint64_t a = t.Request(std::vector<int64_t>(kRows, 1));
+  const std::vector<float> x = Noise(kRows * kCols, 1), w = Noise(kCols, 2);
+  std::vector<float> y;
+  for (int64_t r = 0; r < kRows; ++r) {
+    double square = 0;
+    for (int64_t c = 0; c < kCols; ++c) square += At(x, r * kCols + c) * At(x, r * kCols + c);
+    double root = times / std::sqrt(square / kCols + 1e-6);
+    int exponent = 0;
+    const double m = std::frexp(root, &exponent);
+    if (coarse) root = std::ldexp(std::nearbyint(std::ldexp(m, 8)), exponent - 8);
+    for (int64_t c = 0; c < kCols; ++c) y.push_back(static_cast<float>(At(x, r * kCols + c) * root * At(w, c)));
+  }
+  t.Record("layers.0.input_layernorm.weight", "h", {kCols}, w, {.step = -1, .phase = Phase::kLoad});
+  t.Record("embed", "T h", {kRows, kCols}, x, {.rows = {{a, 0, kRows, 0, false}}});
+  t.Record("layers.0.input_norm", "T h", {kRows, kCols}, y, {.rows = {{a, 0, kRows, 0, false}}});
+  return Judge(t, {"norms"});
+}
+TEST(OtherRange, RootsOfANormThatAreValuesOfBf16ArePrecision) {
+  ExpectNamed(Roots(true, 1), "layers.0.input_norm", "PRECISION");
+  ExpectNamed(Roots(false, 1.01), "layers.0.input_norm", "SCALE");
+  EXPECT_RULED_OUT(Roots(false, 1));
 }
 
 // The norm behind attention of a stream whose branch has a factor, which stands on `out` as the table says.
