@@ -64,18 +64,21 @@ std::vector<double> Moved(const WeightSlab& s, const std::vector<double>& grid, 
   return out;
 }
 
-// As AllGroups, but groups that the prediction leaves open are free, if few.
+// As AllGroups, but groups that the prediction leaves open are free, if few and not the only ones that are off.
 bool MostGroups(const UsedScales& u, double roundoff, const std::vector<double>& predicted) {
   size_t open = 0;
+  bool explains = false;
   for (size_t g = 0; g < u.used.size(); ++g) {
     if (std::isnan(u.used[g])) continue;
     if (std::isnan(predicted[g])) {
       ++open;
     } else if (!NearlyEqual(u.used[g], predicted[g], roundoff)) {
       return false;
+    } else if (!NearlyEqual(u.used[g], u.right[g], roundoff)) {
+      explains = true;
     }
   }
-  return open * 8 <= u.used.size() * 7;
+  return explains && open * 8 <= u.used.size() * 7;
 }
 
 // The bytes of float scales read as exponents. Any byte explains a power of two now and then, so all groups must have
@@ -138,7 +141,7 @@ bool SameMultiset(const UsedScales& u, double roundoff) {
 
 // Used scales are nearly all scales of the tensor, where these are distinct enough for that to be no chance.
 // Nine tenths of them, and at least a quarter as many distinct ones as there are groups: with few distinct scales any
-// number is soon one of them.
+// number is soon one of them. A quarter of the groups must be off: a single scale is soon another's by chance.
 bool MostlyElsewhere(const UsedScales& u, double roundoff) {
   std::vector<double> right, used;
   for (const double r : u.right) {
@@ -147,17 +150,19 @@ bool MostlyElsewhere(const UsedScales& u, double roundoff) {
   std::sort(right.begin(), right.end());
   right.erase(std::unique(right.begin(), right.end()), right.end());
   if (right.size() * 4 < u.used.size() || right.size() < 4) return false;
-  size_t members = 0;
-  for (const double x : u.used) {
+  size_t members = 0, off = 0;
+  for (size_t g = 0; g < u.used.size(); ++g) {
+    const double x = u.used[g];
     if (std::isnan(x)) continue;
     used.push_back(x);
+    off += NearlyEqual(x, u.right[g], roundoff) ? 0 : 1;
     const auto at = std::lower_bound(right.begin(), right.end(), x * (1 - 8 * roundoff));
     members += at != right.end() && NearlyEqual(*at, x, roundoff) ? 1 : 0;
   }
   const size_t told = used.size();
   std::sort(used.begin(), used.end());
   used.erase(std::unique(used.begin(), used.end()), used.end());
-  return members * 10 >= told * 9 && used.size() * 4 >= right.size();
+  return off * 4 >= told && members * 10 >= told * 9 && used.size() * 4 >= right.size();
 }
 
 // The one factor of the groups that are off, when it is one.

@@ -280,3 +280,58 @@ def test_codes_in_memory_are_listed_as_not_compared(tmp_path: pathlib.Path) -> N
     memory = json.loads(done.stdout)["memory"]
     assert done.returncode == 3 and "could be compared" in done.stderr
     assert [m["name"] for m in memory] == [NAME + ".codes", NAME + ".scale"] and not any(m["checkpoint"] for m in memory), memory
+
+
+@pytest.mark.parametrize("fault", ["none", "other rank", "scale", "one global scale"])
+def test_fused_shards_of_nvfp4(fault: str, tmp_path: pathlib.Path) -> None:
+    """gate_up_proj of two ranks: rows of two weights, each under its own global scale; a frequent fault is that one of
+    the two scales is taken for both."""
+    rng, halves = np.random.default_rng(41), {}
+    files: dict[str, Any] = {}
+    for i, part in enumerate(("gate_proj", "up_proj")):
+        stored, code, scale, g = nvfp4_parts(rng, 64, 64)
+        g = float(np.float32(g * (1 + i)))
+        stored["weight_scale_2"] = np.array(g, np.float32)
+        files |= {f"model.layers.5.mlp.{part}.{k}": v for k, v in stored.items()}
+        halves[part] = (ck.e2m1_values(code) * scale.repeat(16, 1), g)
+    with Writer(tmp_path) as rec:
+        rec.world_size = 2
+        rec.files = ck.folder(files, {"model_type": "llama"} | NVFP4)
+        for rank in range(2):
+            own = []
+            for part, (values, g) in halves.items():
+                rows = np.split(values, 2)[1 - rank if fault == "other rank" and part == "up_proj" else rank].copy()
+                if fault == "scale" and rank == 1 and part == "up_proj":
+                    rows[8, 16:32] *= 2
+                own.append(rows * (halves["gate_proj"][1] if fault == "one global scale" else g))
+            hold(rec, "layers.5.mlp.gate_up_proj.weight", np.concatenate(own), rank=rank,
+                 meta={"shard_axis": 0, "parts": "gate_proj:32,up_proj:32"}, shard=Shard(rank, 2, 0, 64))  # fmt: skip
+    result = audit(tmp_path)[1]
+    want = {"none": None, "other rank": "TP-SHARD", "scale": "Q-SCALE", "one global scale": "Q-SCALE"}[fault]
+    assert (first(result)["class"] if result["findings"] else None) == want, result["findings"]
+    if fault == "one global scale":
+        assert first(result)["constant"]["value"] == pytest.approx(0.5, rel=1e-6)
+    if fault == "scale":  # one group of 128: that another group has this scale is chance
+        assert first(result)["ranks"] == [1] and first(result)["constant"]["value"] == pytest.approx(2, rel=1e-6)
+
+
+@pytest.mark.parametrize("fault", ["none", "other rank", "scale"])
+def test_column_shards_of_float8_blocks(fault: str, tmp_path: pathlib.Path) -> None:
+    """down_proj of three ranks, cut within blocks of 32 x 32: each rank's first block is the end of one."""
+    rng = np.random.default_rng(42)
+    code, scale = e4m3(rng.standard_normal((64, 144)) * 40), rng.uniform(0.01, 0.03, (2, 5)).astype(np.float32)
+    values = code * scale.astype(np.float64).repeat(32, 0).repeat(32, 1)[:, :144]
+    if fault == "scale":
+        values[32:, 96:128] *= 3
+    with Writer(tmp_path) as rec:
+        rec.world_size = 3
+        config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [32, 32]}}
+        rec.files = ck.folder({STEM + "weight": ck.raw_e4m3(code), STEM + "weight_scale_inv": scale}, {"model_type": "llama"} | config)
+        for rank in range(3):
+            take = (rank + 1) % 3 if fault == "other rank" else rank
+            hold(rec, NAME, values[:, 48 * take : 48 * take + 48], rank=rank, meta={"shard_axis": 1}, shard=Shard(rank, 3, 48 * rank, 144))
+    result = audit(tmp_path)[1]
+    want = {"none": None, "other rank": "TP-SHARD", "scale": "Q-SCALE"}[fault]
+    assert (first(result)["class"] if result["findings"] else None) == want, result["findings"]
+    assert fault != "scale" or (first(result)["ranks"] == [2] and first(result)["constant"]["value"] == pytest.approx(3, rel=1e-6))
+    assert fault != "none" or [m["checkpoint"] for m in result["memory"]] == [STEM + "weight"] * 3
