@@ -59,7 +59,7 @@ int ChildResult::shell_code() const {
 // Between fork and exec the child calls setenv, which is not async-signal-safe; this program has no other threads
 // then.
 Result<ChildResult> RunChild(const std::vector<std::string>& argv,
-                             const std::vector<std::pair<std::string, std::string>>& environment) {
+                             const std::vector<std::pair<std::string, std::string>>& environment, bool out_to_err) {
   std::vector<char*> arguments;
   for (const std::string& a : argv) arguments.push_back(const_cast<char*>(a.c_str()));
   arguments.push_back(nullptr);
@@ -79,6 +79,7 @@ Result<ChildResult> RunChild(const std::vector<std::string>& argv,
   if (pid == 0) {
     signals.Restore();
     for (const auto& [name, value] : environment) ::setenv(name.c_str(), value.c_str(), 1);
+    if (out_to_err) ::dup2(STDERR_FILENO, STDOUT_FILENO);
     ::execvp(arguments[0], arguments.data());
     const int error = errno;
     [[maybe_unused]] const ssize_t written = ::write(report[1], &error, sizeof(error));

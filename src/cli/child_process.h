@@ -21,10 +21,11 @@ struct ChildResult {
   int shell_code() const;
 };
 
-// argv[0] is looked up in PATH. stdin, stdout and stderr are the caller's. While the command runs, SIGINT and SIGQUIT
-// are left to it (the terminal sends them to both), SIGTERM and SIGHUP are passed on. Errors: kEnvironment when no
-// process can be made; a command that cannot be executed is a result.
+// argv[0] is looked up in PATH. stdin, stdout and stderr are the caller's; out_to_err: stdout is the caller's stderr.
+// While the command runs, SIGINT and SIGQUIT are left to it (the terminal sends them to both), SIGTERM and SIGHUP are
+// passed on. Errors: kEnvironment when no process can be made; a command that cannot be executed is a result.
 Result<ChildResult> RunChild(const std::vector<std::string>& argv,
-                             const std::vector<std::pair<std::string, std::string>>& environment);
+                             const std::vector<std::pair<std::string, std::string>>& environment,
+                             bool out_to_err = false);
 
 }  // namespace assay::cli

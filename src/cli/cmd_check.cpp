@@ -19,8 +19,10 @@ struct Options {
   bool json = false, list = false;
 };
 
-int RunCheck(const Options& options) {
+int RunCheck(const Options& options, const CLI::App& command) {
   if (options.list) {
+    const std::string other = WithoutEffect(command, "--list", {"--json"});
+    if (!other.empty()) return Fail("check", Status::Usage(other));
     std::fputs((options.json ? WriteJson(CheckListJson()) + "\n" : CheckListText()).c_str(), stdout);
     return kExitOk;
   }
@@ -63,7 +65,7 @@ void AddCheckCommand(CLI::App& app, int* exit_code) {
       "Examples:\n"
       "  assay check run.trace\n"
       "  assay check run.trace --only nonfinite,stale_rows --json");
-  command->callback([options, exit_code] { *exit_code = RunCheck(*options); });
+  command->callback([options, exit_code, command] { *exit_code = RunCheck(*options, *command); });
 }
 
 }  // namespace assay::cli

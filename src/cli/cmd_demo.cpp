@@ -5,8 +5,11 @@
 #include <stdlib.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -16,6 +19,7 @@
 #include "cli/commands.h"
 #include "cli/demo_figures.h"
 #include "cli/exit_codes.h"
+#include "cli/positions.h"
 #include "cli/side_by_side.h"
 #include "compare/diff.h"
 #include "io/json.h"
@@ -49,9 +53,17 @@ struct DemoOptions {
 class TemporaryFolder {
  public:
   static Result<std::unique_ptr<TemporaryFolder>> Create() {
-    std::string path = (fs::temp_directory_path() / "assay-demo-XXXXXX").string();
+    std::error_code error;
+    const fs::path above = fs::temp_directory_path(error);
+    const char* asked = std::getenv("TMPDIR");
+    if (error) {
+      return Status::Environment(fmt::format("no folder for temporary files: TMPDIR={}: {}; set it to one that exists",
+                                             asked == nullptr ? "" : asked, error.message()));
+    }
+    std::string path = (above / "assay-demo-XXXXXX").string();
     if (mkdtemp(path.data()) == nullptr) {
-      return Status::Environment("cannot create the folder " + path + "; set TMPDIR to one that you can write to");
+      return Status::Environment(fmt::format("cannot create the folder {}: {}; set TMPDIR to one that you can write to",
+                                             path, std::strerror(errno)));
     }
     return std::unique_ptr<TemporaryFolder>(new TemporaryFolder(std::move(path)));
   }
@@ -126,6 +138,7 @@ Result<DemoRun> Generate(const Subject& subject, const DemoOptions& demo, Attent
   settings.dir = dir;
   PromptInput prompt;
   ASSAY_ASSIGN_OR_RETURN(prompt.tokens, subject.tokenizer->Encode(demo.prompt));
+  ASSAY_RETURN_IF_ERROR(CheckPositions(subject.config, prompt.tokens.size(), demo.max_tokens, "ask for fewer"));
   ASSAY_ASSIGN_OR_RETURN(const auto engine, Engine::Create(subject.checkpoint, subject.config, options));
   ProcessInfo process = DescribeThisProcess();
   for (const auto& entry : engine->Describe()) process.meta.push_back(entry);

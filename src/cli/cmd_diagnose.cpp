@@ -1,6 +1,4 @@
 // `assay diagnose TRACE [OTHER]` and `assay diagnose -- COMMAND`: every hypothesis of the ladder, then the verdict.
-#include <unistd.h>
-
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -35,12 +33,7 @@ Result<std::string> Record(const std::vector<std::string>& command) {
   ASSAY_ASSIGN_OR_RETURN(const Settings settings, SettingsForCommand(knobs));
   if (settings.sink == "stderr" || settings.dir.find('%') != std::string::npos)
     return Status::Usage("diagnose needs a trace in one folder: no sink stderr, no % in ASSAY_DIR but %i");
-  std::fflush(stdout);
-  const int own = ::dup(STDOUT_FILENO);
-  ::dup2(STDERR_FILENO, STDOUT_FILENO);
-  auto child = RunRecorded(settings, command);
-  ::dup2(own, STDOUT_FILENO);
-  ::close(own);
+  auto child = RunRecorded(settings, command, true);
   if (!child.ok()) return child.status();
   if (!child->started) return Status::Usage("cannot start " + command[0] + ": " + std::strerror(child->start_errno));
   if (child->shell_code() != 0)

@@ -59,8 +59,10 @@ void AddDiffCommand(CLI::App& app, int* exit_code) {
                       "Trace of A's program once more, its inputs disturbed by one unit in the last place: bounds rise "
                       "to 4 times its difference");
   command->add_option("--threads", options->diff.threads, "Threads; 0: all cores")->check(NonNegative());
-  command->add_flag("--all", options->all, "List every site, not only those around the first wrong one");
-  command->add_flag("--json", options->json, "JSON on stdout, schema assay.diff/1");
+  CLI::Option* all =
+      command->add_flag("--all", options->all, "List every site, not only those around the first wrong one");
+  CLI::Option* json = command->add_flag("--json", options->json, "JSON on stdout, schema assay.diff/1");
+  all->excludes(json);  // which has everything
   command->footer(
       "Rows are aligned by canonical name, request and position, whatever the batching, chunks and shards. Verdicts:\n"
       "same (bit-identical), noise (within the derived bound), fault, incomparable (nothing in common). docs/diff.md\n"

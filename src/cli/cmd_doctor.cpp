@@ -67,11 +67,12 @@ Check CheckForcedIsa(const Report& report) {
 // Some BLAS builds are wrong on processors newer than they are.
 Check CheckBlas(const std::string& description) {
   Check check{"gemm", true, description + ", self-check passed", ""};
-  const Status status = CheckGemm();
+  Status status = SetGemmThreads(1);
+  if (status.ok()) status = CheckGemm();
   if (!status.ok()) {
     check.ok = false;
     check.detail = fmt::format("{}: {}", description, status.message());
-    check.advice = "set OPENBLAS_CORETYPE=Haswell, or install a newer OpenBLAS";
+    check.advice = "raise ulimit -v, set OPENBLAS_CORETYPE=Haswell, or install a newer OpenBLAS";
   }
   return check;
 }

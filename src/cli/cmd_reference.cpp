@@ -15,6 +15,7 @@
 #include "base/version.h"
 #include "cli/commands.h"
 #include "cli/exit_codes.h"
+#include "cli/positions.h"
 #include "io/json.h"
 #include "model/config.h"
 #include "model/engine.h"
@@ -146,22 +147,6 @@ Result<std::vector<PromptInput>> Prompts(const Arguments& a, const Tokenizer* to
   return out;
 }
 
-// A model knows positions up to its config's limit; what it says beyond is noise, and a slip in --max-tokens would run
-// for days.
-Status CheckPositions(const ModelConfig& config, const std::vector<PromptInput>& prompts, int64_t max_tokens) {
-  const int64_t limit = config.max_position_embeddings;
-  if (limit == 0) return {};  // the config states none
-  for (const PromptInput& prompt : prompts) {
-    const auto length = static_cast<int64_t>(prompt.tokens.size());
-    if (length <= limit && max_tokens - 1 <= limit - length) continue;  // the last token is not fed
-    return Status::Usage(fmt::format(
-        "a prompt of {} tokens and --max-tokens {} go beyond the {} positions of the model (max_position_embeddings): "
-        "ask for fewer, or raise it with --config-override max_position_embeddings=N",
-        length, max_tokens, limit));
-  }
-  return {};
-}
-
 // assay.reference/1 of docs/json.md. Prompt and text are the user's own content, as on the plain output.
 Json ToJson(const Engine& engine, const std::vector<PromptInput>& prompts, const std::vector<Generation>& made,
             const Tokenizer* tokenizer, const std::string& trace) {
@@ -275,6 +260,11 @@ Status Reference(const Arguments& a) {
   EngineOptions options = a.engine;
   ASSAY_RETURN_IF_ERROR(Choose(a, &options));
   ASSAY_ASSIGN_OR_RETURN(const Settings settings, TraceSettings(a));
+  for (const auto& [name, given] : {std::pair{"--level", !a.level.empty()}, {"--tokens-in-trace", a.tokens_in_trace}}) {
+    if (given && !settings.on()) {
+      return Status::Usage(fmt::format("{} has no effect: nothing is recorded; give a folder with --trace", name));
+    }
+  }
   ASSAY_ASSIGN_OR_RETURN(std::shared_ptr<const WeightSource> source, WeightSource::Open(a.model));
   ASSAY_ASSIGN_OR_RETURN(const ModelConfig config, ConfigOf(*source, a));
   std::unique_ptr<Tokenizer> tokenizer;
@@ -283,7 +273,14 @@ Status Reference(const Arguments& a) {
   if (loaded.ok()) tokenizer = std::move(loaded).value();
   ASSAY_ASSIGN_OR_RETURN(const std::vector<PromptInput> prompts, Prompts(a, tokenizer.get(), loaded.status()));
   ASSAY_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(std::move(source), config, options));
-  ASSAY_RETURN_IF_ERROR(CheckPositions(engine->config(), prompts, engine->options().max_tokens));
+  if (options.kv_scale > 0 && engine->options().kv_dtype != KvDType::kFp8E4M3) {
+    return Status::Usage("--kv-scale has no effect: only an fp8 cache has a scale (--kv-dtype fp8)");
+  }
+  for (const PromptInput& prompt : prompts) {
+    ASSAY_RETURN_IF_ERROR(
+        CheckPositions(engine->config(), prompt.tokens.size(), engine->options().max_tokens,
+                       "ask for fewer, or raise it with --config-override max_position_embeddings=N"));
+  }
   for (const std::string& note : engine->config().notes)
     fmt::print(stderr, "assay reference: note: {}\n", Printable(note, false));
 
@@ -306,23 +303,23 @@ Status Reference(const Arguments& a) {
     }
   }
   auto made = engine->Generate(prompts, recorder.get());
-  // A full disk costs events and not the run: text first, then exit 4.
-  Status lost_to_disk;
+  // What is not in the trace is said behind the text, which the user has waited for.
+  Status incomplete;
   if (recorder) {
     const Status closed = recorder->Close();
     if (!made.ok()) {
       RemoveTrace(recorder->dir(), recorder->path(), !shared);
       return made.status();
     }
-    if (!closed.ok()) return closed;
+    incomplete = closed;
     fmt::print(stderr, "assay reference: {} events in {}\n", recorder->recorded(), recorder->dir());
     const DropCounts drops = recorder->drops();
     if (const uint64_t lost = drops.total(); lost > 0) {
       fmt::print(stderr, "assay reference: {} observations were dropped; the trace says why (assay show)\n", lost);
     }
     if (drops.disk_full > 0) {
-      lost_to_disk = Status::Environment(fmt::format(
-          "{}: no space for {} events; the text is complete, the trace is not", recorder->dir(), drops.disk_full));
+      incomplete = Status::Environment(fmt::format("{}: no space for {} events; the text is complete, the trace is not",
+                                                   recorder->dir(), drops.disk_full));
     }
   }
   if (!made.ok()) return made.status();
@@ -330,7 +327,7 @@ Status Reference(const Arguments& a) {
   const std::string dir = recorder ? recorder->dir() : "";
   if (a.json) {
     fmt::print("{}\n", WriteJson(ToJson(*engine, prompts, *made, tokenizer.get(), dir)));
-    return lost_to_disk;
+    return incomplete;
   }
   for (size_t i = 0; i < made->size(); ++i) {
     if (i >= prompts.size()) {
@@ -355,7 +352,7 @@ Status Reference(const Arguments& a) {
   if (s.decode_tokens > 0)
     fmt::print(stderr, " ({:.2f} ms a token)", 1e3 * s.decode_seconds / static_cast<double>(s.decode_tokens));
   fmt::print(stderr, "\n");
-  return lost_to_disk;
+  return incomplete;
 }
 
 }  // namespace
@@ -392,7 +389,8 @@ void AddReferenceCommand(CLI::App& app, int* exit_code) {
   command->add_flag("--prefix-cache", e.prefix_cache, "Share cache blocks of equal beginnings");
   command->add_option("--threads", e.threads, "Threads of a matrix product")->capture_default_str();
   command->add_option("--temperature", e.temperature, "0: greedy")->capture_default_str();
-  command->add_option("--seed", e.seed, "Of the sampler, with a temperature")->capture_default_str();
+  CLI::Option* seed = command->add_option("--seed", e.seed, "Of the sampler, with a temperature");
+  seed->capture_default_str();
   command->add_flag("--ignore-eos", e.ignore_eos, "Go on behind an end token");
   command->add_option("--layers", a->layers, "Run layers A:B only (half-open); A > 0 needs --input");
   command->add_option("--input", a->input, "Trace with the payload of layers.(A-1).out, for --layers A:B");
@@ -406,8 +404,9 @@ void AddReferenceCommand(CLI::App& app, int* exit_code) {
       ->allow_extra_args(false);
   command->add_option("--fault", e.fault, "Plant a fault: NAME, NAME@LAYER, NAME@all; none:NAME is its clean twin");
   command->add_flag("--list-faults", a->list_faults, "Print the faults that can be planted, and stop");
-  command->add_flag("--echo", a->echo, "Print the prompt before the generated text");
-  command->add_flag("--json", a->json, "Print JSON (schemas assay.reference/1, assay.faults/1)");
+  CLI::Option* echo = command->add_flag("--echo", a->echo, "Print the prompt before the generated text");
+  CLI::Option* json = command->add_flag("--json", a->json, "Print JSON (schemas assay.reference/1, assay.faults/1)");
+  echo->excludes(json);  // which has the prompt
   command->footer(
       "Examples:\n"
       "  assay reference models/kjv-mla-10m --prompt \"In the beginning\" --max-tokens 40\n"
@@ -416,13 +415,22 @@ void AddReferenceCommand(CLI::App& app, int* exit_code) {
       "  assay reference models/kjv-mla-10m --prompt \"And God said\" --fault none:lse-base-2 --trace /tmp/a\n"
       "  assay reference DIR --tokens 1,52,8 --layers 0:2 --stream --trace /tmp/c --level payload\n"
       "Units: tokens, blocks and layers are counts; scales are plain factors. A fault that changes nothing exits 2.");
-  command->callback([a, exit_code] {
+  command->callback([a, exit_code, command, seed] {
     if (a->list_faults) {
+      if (const std::string other = WithoutEffect(*command, "--list-faults", {"--json", "--path", "model"});
+          !other.empty()) {
+        *exit_code = Fail("reference", Status::Usage(other));
+        return;
+      }
       *exit_code = PrintFaults(a->json, a->path == "absorbed");
       return;
     }
     if (a->model.empty()) {
       *exit_code = Fail("reference", Status::Usage("MODEL is missing: the folder of a checkpoint"));
+      return;
+    }
+    if (seed->count() != 0 && a->engine.temperature == 0) {
+      *exit_code = Fail("reference", Status::Usage("--seed has no effect: without --temperature nothing is drawn"));
       return;
     }
     const Status status = Reference(*a);

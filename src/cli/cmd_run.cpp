@@ -28,7 +28,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// json_file "-": stdout, behind what the command wrote there.
+// json_file "-": stdout, which is the report's alone: what the command writes there goes to stderr.
 struct RunOptions {
   std::map<std::string, std::string> knobs;  // variable -> value, of those given
   std::vector<std::string> command;
@@ -81,11 +81,17 @@ struct RunReport {
   std::vector<std::string> folders;
   std::vector<ProcessSummary> processes;
   std::vector<std::string> problems;  // traces that could not be read, damage
+  std::vector<std::string> unseen;    // selectors of ASSAY_PROBES on which no process has a note
 
   // Over all processes of this run.
-  uint64_t Total(uint64_t ProcessSummary::*field) const {
+  uint64_t events() const {
     uint64_t sum = 0;
-    for (const ProcessSummary& p : processes) sum += p.*field;
+    for (const ProcessSummary& p : processes) sum += p.events;
+    return sum;
+  }
+  uint64_t dropped() const {
+    uint64_t sum = 0;
+    for (const ProcessSummary& p : processes) sum += p.dropped;
     return sum;
   }
   // A probe that another process of the run has in place: what it is not found in does not matter.
@@ -143,6 +149,23 @@ void ReadTraces(const std::string& dir, const std::set<std::string>& before, Run
   }
 }
 
+// Selectors of ASSAY_PROBES that no process says anything of: a process attaches itself when it comes to the module of
+// a probe, so one that never does has no note to write, and no trace to write it to.
+std::vector<std::string> UnseenProbes(const std::string& probes, const RunReport& report) {
+  std::set<std::string> seen;
+  for (const ProcessSummary& process : report.processes) {
+    for (const CoverageNote& note : process.coverage) seen.insert(note.site);
+  }
+  std::vector<std::string> unseen;
+  for (size_t start = 0; start < probes.size();) {
+    const size_t comma = std::min(probes.find(',', start), probes.size());
+    std::string one = probes.substr(start, comma - start);
+    if (!one.empty() && seen.count(one) == 0) unseen.push_back(std::move(one));
+    start = comma + 1;
+  }
+  return unseen;
+}
+
 // A folder may hold older recordings, which are not this run's.
 std::set<std::string> FilesBefore(const std::string& dir) {
   RunReport report;
@@ -163,6 +186,9 @@ std::string ToText(const RunReport& report, const RunOptions& options, bool to_s
   if (report.child.signal != 0) line(fmt::format("the command was ended by signal {}", report.child.signal));
   for (const std::string& problem : report.problems) line(problem);
   if (to_stderr) return text;
+  for (const std::string& probe : report.unseen) {
+    line(OneLine(probe) + ": not found (no process came to its module)");
+  }
   if (report.processes.empty()) {
     line(kNothingRecorded);
     return text;
@@ -217,9 +243,10 @@ Json ToJson(const RunReport& report, const RunOptions& options, int exit_code) {
           {"signal", report.child.signal == 0 ? Json() : Json(report.child.signal)},
           {"exit_code", exit_code},
           {"traces", report.folders},
-          {"events", report.Total(&ProcessSummary::events)},
-          {"dropped", report.Total(&ProcessSummary::dropped)},
+          {"events", report.events()},
+          {"dropped", report.dropped()},
           {"processes", processes},
+          {"probes_unseen", report.unseen},
           {"problems", report.problems}};
 }
 
@@ -244,13 +271,16 @@ Result<int> Run(const RunOptions& options) {
   const std::set<std::string> before = to_stderr ? std::set<std::string>() : FilesBefore(settings.dir);
 
   RunReport report;
-  ASSAY_ASSIGN_OR_RETURN(report.child, RunRecorded(settings, options.command));
-  if (!to_stderr) ReadTraces(settings.dir, before, &report);
+  ASSAY_ASSIGN_OR_RETURN(report.child, RunRecorded(settings, options.command, options.json_file == "-"));
+  if (!to_stderr) {
+    ReadTraces(settings.dir, before, &report);
+    if (report.child.started) report.unseen = UnseenProbes(settings.probes, report);
+  }
 
   int exit_code = report.child.shell_code();
   // What --strict does not let pass: a pattern without a match, something dropped, or nothing recorded at all.
-  const bool lacking = report.Notes("not found") != 0 || report.Total(&ProcessSummary::dropped) != 0 ||
-                       report.Notes("dropped") != 0 || (!to_stderr && report.Total(&ProcessSummary::events) == 0);
+  const bool lacking = report.Notes("not found") != 0 || !report.unseen.empty() || report.dropped() != 0 ||
+                       report.Notes("dropped") != 0 || (!to_stderr && report.events() == 0);
   if (settings.strict && exit_code == 0 && lacking) exit_code = kExitDifference;
   if (!options.quiet || !report.child.started) {
     const std::string text = Printable(ToText(report, options, to_stderr), true);
@@ -278,7 +308,9 @@ void AddRunCommand(CLI::App& app, int* exit_code) {
             OptionName(variable), [options, variable](const std::string& v) { options->knobs[variable] = v; }, text)
         ->type_name(std::string(help.grammar));
   }
-  command->add_option("--json", options->json_file, "Write the report as JSON, schema assay.run/1 (- for stdout)")
+  command
+      ->add_option("--json", options->json_file,
+                   "Write the report as JSON, schema assay.run/1; -: to stdout, and the command's stdout to stderr")
       ->type_name("FILE")
       ->check(CLI::Validator(
           [](const std::string& file) {

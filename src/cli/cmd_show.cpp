@@ -65,15 +65,12 @@ int RunShow(Options options) {
   const std::string text = options.json ? WriteJson(ShowJson(**trace, model)) + "\n"
                                         : Printable(ShowText(**trace, model, options.show.wide), true);
   std::fputs(text.c_str(), stdout);
+  const bool damaged = SayDamages("show", **trace);
   if (model.matching == 0 && model.total > 0) {
     return Fail("show", Status::Usage("none of the " + std::to_string(model.total) + " events of " + options.path +
                                       " passes the filters" + NearestSite(**trace, options.show.sites)));
   }
-  for (const Damage& damage : (*trace)->damages()) {
-    if (!damage.benign) return kExitBadInput;
-  }
-  if (!model.payload_damages.empty()) return kExitBadInput;
-  return kExitOk;
+  return damaged ? kExitBadInput : kExitOk;
 }
 
 }  // namespace
@@ -88,8 +85,10 @@ void AddShowCommand(CLI::App& app, int* exit_code) {
   command->add_option("--request", options->requests, "Request keys in hexadecimal (8 or 16 digits), comma-separated")
       ->delimiter(',');
   command->add_option("--limit", options->show.limit, "Events to show; 0: all");
-  command->add_flag("--wide", options->show.wide, "Strides, addresses, digests and the engine's names as well");
-  command->add_flag("--json", options->json, "JSON on stdout, schema assay.show/1");
+  CLI::Option* wide =
+      command->add_flag("--wide", options->show.wide, "Strides, addresses, digests and the engine's names as well");
+  CLI::Option* json = command->add_flag("--json", options->json, "JSON on stdout, schema assay.show/1");
+  wide->excludes(json);  // which has everything
   command->footer(
       "Statistics are those of the rows shown; rows read REQUEST:FIRST-LAST (positions). L2 is the Euclidean norm.\n"
       "At the end: sites that were asked for and not seen, dropped events, damaged records.\n"

@@ -123,9 +123,10 @@ void AddWeightsCommand(CLI::App& app, int* exit_code) {
   command->add_option("--only", options->only, "Glob over checkpoint names: leave out the others");
   command->add_option("--decode", options->decode,
                       "Also write the decoded weights to this safetensors file, as float32");
-  command->add_flag("--all", options->all, "A line for every weight, not only one for every format");
+  CLI::Option* all = command->add_flag("--all", options->all, "A line for every weight, not only one for every format");
   command->add_option("--threads", options->threads, "Threads; 0: all cores")->check(CLI::NonNegativeNumber);
-  command->add_flag("--json", options->json, "JSON on stdout, schema assay.weights/1");
+  CLI::Option* json = command->add_flag("--json", options->json, "JSON on stdout, schema assay.weights/1");
+  all->excludes(json);  // which has everything
   command->footer(
       "Examples:\n"
       "  assay weights models/kjv-mla-10m\n"

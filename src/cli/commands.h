@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <string>
+#include <vector>
 
 namespace assay::cli {
 
@@ -15,6 +16,10 @@ inline CLI::Validator NonNegative() {
       },
       "NONNEGATIVE");
 }
+
+// "" when nothing but `option` and what `with` names was given to the command; else a sentence naming what would have
+// no effect. For options that print a list and stop.
+std::string WithoutEffect(const CLI::App& command, const std::string& option, const std::vector<std::string>& with);
 
 void AddArmCommand(CLI::App& app, int* exit_code);
 void AddDisarmCommand(CLI::App& app, int* exit_code);

@@ -39,6 +39,15 @@ bool SayDamages(const char* command, const Trace& trace) {
   return any;
 }
 
+std::string WithoutEffect(const CLI::App& command, const std::string& option, const std::vector<std::string>& with) {
+  for (const CLI::Option* given : command.get_options()) {
+    const std::string name = given->get_positional() ? given->get_name(true) : given->get_name();
+    if (given->count() == 0 || name == option || std::find(with.begin(), with.end(), name) != with.end()) continue;
+    return name + " has no effect with " + option + ": leave one of them out";
+  }
+  return {};
+}
+
 namespace {
 
 constexpr const char* kFooter =

@@ -27,10 +27,11 @@ bool IsPackage(const fs::path& folder) {
 // The package "assay": in PYTHONPATH, where a user who develops it has it; in the checkout whose build folder this
 // program lies in; in the share folder or the Python environment whose bin folder it lies in. Empty: nowhere.
 fs::path FindPackage(const fs::path& program_dir, const std::string& python_path) {
+  std::error_code error;
   for (size_t start = 0; start < python_path.size();) {
     const size_t colon = std::min(python_path.find(':', start), python_path.size());
     const fs::path folder(python_path.substr(start, colon - start));
-    if (!folder.empty() && IsPackage(folder / "assay")) return fs::absolute(folder / "assay");
+    if (!folder.empty() && IsPackage(folder / "assay")) return fs::absolute(folder / "assay", error);
     start = colon + 1;
   }
   for (fs::path up = program_dir; up.has_relative_path(); up = up.parent_path()) {
@@ -38,7 +39,6 @@ fs::path FindPackage(const fs::path& program_dir, const std::string& python_path
   }
   const fs::path prefix = program_dir.parent_path();
   if (IsPackage(prefix / "share/assay/python/assay")) return prefix / "share/assay/python/assay";
-  std::error_code error;
   for (const char* lib : {"lib", "lib64"}) {
     for (fs::directory_iterator it(prefix / lib, error), end; !error && it != end; it.increment(error)) {
       for (const char* site : {"site-packages/assay", "dist-packages/assay"}) {

@@ -49,10 +49,10 @@ Result<Settings> SettingsForCommand(const std::map<std::string, std::string>& kn
 }
 
 // All settings are written out, so that the child does not depend on how its environment was put together.
-Result<ChildResult> RunRecorded(const Settings& settings, const std::vector<std::string>& command) {
+Result<ChildResult> RunRecorded(const Settings& settings, const std::vector<std::string>& command, bool out_to_err) {
   std::vector<std::pair<std::string, std::string>> environment = FormatSettings(settings);
   for (auto& variable : PythonEnvironment()) environment.push_back(std::move(variable));
-  return RunChild(command, environment);
+  return RunChild(command, environment, out_to_err);
 }
 
 }  // namespace assay::cli

@@ -21,7 +21,8 @@ inline constexpr const char* kNothingRecorded =
 // folder assay-trace-%i. %i is replaced by the next free number, the path is absolute. kUsage: an unknown value, or
 // recording switched off; kEnvironment: the folder cannot be written.
 Result<Settings> SettingsForCommand(const std::map<std::string, std::string>& knobs);
-// The command, which sees the settings in its environment.
-Result<ChildResult> RunRecorded(const Settings& settings, const std::vector<std::string>& command);
+// The command, which sees the settings in its environment. out_to_err: its stdout goes to stderr, where the caller
+// prints data of its own on stdout.
+Result<ChildResult> RunRecorded(const Settings& settings, const std::vector<std::string>& command, bool out_to_err);
 
 }  // namespace assay::cli

@@ -362,7 +362,7 @@ Result<std::unique_ptr<Engine>> Engine::Create(std::shared_ptr<const WeightSourc
   ASSAY_RETURN_IF_ERROR(CheckOptions(impl.options, impl.config));
   ASSAY_ASSIGN_OR_RETURN(impl.fault, PlanFault(&impl.options, &impl.config));
   ASSAY_RETURN_IF_ERROR(CheckOptions(impl.options, impl.config));
-  SetGemmThreads(options.threads);
+  ASSAY_RETURN_IF_ERROR(SetGemmThreads(options.threads));
   // Once a process: a reference on a machine whose BLAS is wrong would accuse everybody else.
   static const Status gemm = CheckGemm();
   ASSAY_RETURN_IF_ERROR(gemm);

@@ -1,5 +1,7 @@
 #include "model/gemm.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -127,12 +129,25 @@ void Linear(const double* x, int64_t ldx, const double* w, int64_t ldw, double* 
   LinearOf(x, ldx, w, ldw, y, ldy, m, n, k, accumulate);
 }
 
-void SetGemmThreads(int threads) {
+// What each thread needs is asked for at once and given back: 128 MiB of work buffer (BUFFER_SIZE of OpenBLAS's x86-64
+// builds, the largest of all), its stack and some. Reserved and never touched, so it costs no memory.
+Status SetGemmThreads(int threads) {
 #if defined(ASSAY_HAVE_BLAS) && defined(OPENBLAS_VERSION)
-  openblas_set_num_threads(std::max(1, threads));
+  constexpr size_t kBytesOfThread = size_t{144} << 20;
+  const auto n = static_cast<size_t>(std::max(1, threads));
+  void* room = ::mmap(nullptr, n * kBytesOfThread, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (room == MAP_FAILED) {
+    return Status::Environment("OpenBLAS needs " + std::to_string(n * (kBytesOfThread >> 20)) +
+                               " MiB of address space for " + std::to_string(n) +
+                               " thread(s), and the process may not have them (ulimit -v): raise the limit" +
+                               (n > 1 ? " or ask for fewer threads" : ""));
+  }
+  ::munmap(room, n * kBytesOfThread);
+  openblas_set_num_threads(static_cast<int>(n));
 #else
   static_cast<void>(threads);
 #endif
+  return {};
 }
 
 std::string GemmDescription() {

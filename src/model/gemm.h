@@ -29,8 +29,9 @@ void Linear(const T* x, const T* w, T* y, int64_t m, int64_t n, int64_t k, bool 
 }
 
 // Threads used inside one product (1 by default: callers that run one thread a rank must not multiply them).
-// Process-wide; call it before other threads compute.
-void SetGemmThreads(int threads);
+// Process-wide; call it before other threads compute. kEnvironment when the address space that is left (ulimit -v) does
+// not hold the work buffers of so many: OpenBLAS would ask for them in an endless loop.
+Status SetGemmThreads(int threads);
 // "OpenBLAS 0.3.21 (Zen, 1 thread)" or "built-in loops".
 std::string GemmDescription();
 

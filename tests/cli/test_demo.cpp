@@ -100,6 +100,23 @@ TEST(Demo, LayerThatDoesNotExistIsAUsageError) {
   EXPECT_EQ(RunAssay({"demo", "--layer", "-1"}).exit_code, 2);
 }
 
+TEST(Demo, MoreTokensThanTheModelHasPositionsIsAUsageError) {
+  std::string prompt;
+  for (int i = 0; i < 1500; ++i) prompt += "and the LORD ";
+  const Output run = RunAssay({"demo", "--prompt", prompt, "--max-tokens", "1024"});
+  EXPECT_EQ(run.exit_code, 2);
+  EXPECT_EQ(run.out, "");
+  EXPECT_NE(run.err.find("max_position_embeddings"), std::string::npos) << run.err;
+}
+
+TEST(Demo, BadTemporaryFolderIsNamed) {
+  const Output run = RunAssay({"demo"}, {"TMPDIR=/nonexistent/tmp"});
+  EXPECT_EQ(run.exit_code, 4);
+  EXPECT_EQ(run.err,
+            "assay demo: no folder for temporary files: TMPDIR=/nonexistent/tmp: No such file or directory; set it to "
+            "one that exists\n");
+}
+
 TEST(Demo, ModelThatDoesNotExistIsBadInput) {
   const Output run = RunAssay({"demo", "--model", "/nonexistent/model"});
   EXPECT_EQ(run.exit_code, 3);

@@ -4,7 +4,9 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/version.h"
@@ -94,6 +96,34 @@ TEST(Cli, ValuesThatDoNotFitAreUsageErrorsInEveryCommand) {
   }
 }
 
+// By name: who gave it believes that it did something.
+TEST(Cli, OptionWithoutEffectIsAUsageErrorThatNamesIt) {
+  const std::string model = ASSAY_SOURCE_DIR "/models/kjv-mla-10m";
+  const auto reference = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"reference", model, "--tokens", "5,6", "--max-tokens", "1"});
+    return more;
+  };
+  for (const auto& [option, arguments] : std::vector<std::pair<std::string, std::vector<std::string>>>{
+           {"--wide", {"show", "t", "--wide", "--json"}},
+           {"--all", {"diff", "a", "b", "--all", "--json"}},
+           {"--all", {"weights", model, "--all", "--json"}},
+           {"TRACE", {"check", "t", "--list"}},
+           {"--only", {"check", "--list", "--only", "nonfinite"}},
+           {"--max-tokens", {"reference", "--list-faults", "--max-tokens", "3"}},
+           {"--echo", reference({"--echo", "--json"})},
+           {"--seed", reference({"--seed", "3"})},
+           {"--level", reference({"--level", "stats"})},
+           {"--tokens-in-trace", reference({"--tokens-in-trace"})},
+           {"--kv-scale", reference({"--kv-scale", "0.5", "--kv-dtype", "bf16"})}}) {
+    const Output run = RunAssay(arguments);
+    EXPECT_EQ(run.exit_code, 2) << option << " " << run.err;
+    EXPECT_EQ(run.out, "") << option;
+    EXPECT_NE(run.err.find(option), std::string::npos) << run.err;
+  }
+  EXPECT_EQ(RunAssay(reference({"--kv-scale", "0.5", "--kv-dtype", "fp8"})).exit_code, 0);
+  EXPECT_EQ(RunAssay({"reference", "--list-faults", "--path", "absorbed", "--json"}).exit_code, 0);
+}
+
 TEST(Cli, FullStdoutIsAnEnvironmentErrorInEveryCommand) {
   if (access("/dev/full", W_OK) != 0) GTEST_SKIP() << "no /dev/full here";
   for (const char* command :
@@ -102,6 +132,27 @@ TEST(Cli, FullStdoutIsAnEnvironmentErrorInEveryCommand) {
     const int status = std::system(line.c_str());
     EXPECT_EQ(WEXITSTATUS(status), 4) << command;
   }
+}
+
+TEST(Cli, LoopOfLinksIsBadInputInEveryCommand) {
+  std::string folder = (std::filesystem::temp_directory_path() / "assay-loop-XXXXXX").string();
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  std::filesystem::create_symlink("loop", folder + "/loop");
+  const std::string loop = folder + "/loop";
+  for (const std::vector<std::string>& arguments : {std::vector<std::string>{"show", loop},
+                                                    {"diff", loop, loop},
+                                                    {"check", loop},
+                                                    {"diagnose", loop},
+                                                    {"weights", loop},
+                                                    {"weights", loop + "/x"},
+                                                    {"reference", loop, "--tokens", "1"},
+                                                    {"demo", "--model", loop},
+                                                    {"arm", loop}}) {
+    const Output run = RunAssay(arguments);
+    EXPECT_EQ(run.exit_code, 3) << arguments[0] << " " << run.err;
+    EXPECT_NE(run.err.find(loop), std::string::npos) << run.err;
+  }
+  std::filesystem::remove_all(folder);
 }
 
 TEST(Cli, TraceThatDoesNotExistIsBadInput) {

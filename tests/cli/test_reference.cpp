@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -220,7 +221,28 @@ TEST_F(ReferenceCommand, DamagedTraceIsComparedButNeverCalledFine) {
     EXPECT_EQ(diagnosed.exit_code, 3) << traces.size() << diagnosed.out;
     EXPECT_NE(diagnosed.err.find(place), std::string::npos) << diagnosed.err;
   }
+  for (const std::vector<std::string>& form : {std::vector<std::string>{}, {"--json"}}) {
+    std::vector<std::string> arguments{"show", Folder("b"), "--limit", "1"};
+    arguments.insert(arguments.end(), form.begin(), form.end());
+    const Output shown = RunAssay(arguments);
+    EXPECT_EQ(shown.exit_code, 3);
+    EXPECT_NE(shown.err.find(place), std::string::npos) << shown.err;
+  }
   EXPECT_NE((*json)["coverage"]["notes"].dump().find(place), std::string::npos) << (*json)["coverage"]["notes"];
+}
+
+// Who waited for the text gets it, whatever became of the trace.
+TEST_F(ReferenceCommand, FullDiskCostsTheTraceAndNotTheText) {
+  std::filesystem::create_directory(Folder("small"));
+  const std::string line = "unshare -rm sh -c 'mount -t tmpfs -o size=1m none " + Folder("small") +
+                           " && exec " ASSAY_BINARY_DIR "/assay reference " + kModel +
+                           " --tokens 5,6,7,8,9 --max-tokens 40 --ignore-eos --level payload --trace " +
+                           Folder("small/t") + "' >" + Folder("out") + " 2>" + Folder("err");
+  const int status = std::system(line.c_str());
+  std::ifstream err(Folder("err"));
+  const std::string said((std::istreambuf_iterator<char>(err)), std::istreambuf_iterator<char>());
+  EXPECT_EQ(WEXITSTATUS(status), 4) << said;
+  EXPECT_GT(std::filesystem::file_size(Folder("out")), 20u) << said;
 }
 
 TEST_F(ReferenceCommand, DamagedPayloadIsNamedAndNeverCalledFine) {

@@ -107,6 +107,31 @@ TEST_F(RunCommand, StrictIsOneWhenAPatternMatchedNothing) {
   EXPECT_EQ(Run({"--strict", "on", "--", host_}).exit_code, 0);
 }
 
+// A process attaches when it comes to a probe's module: this one comes to none, and writes no note.
+TEST_F(RunCommand, ProbeThatNoProcessCameToIsNotFound) {
+  const std::vector<std::string> probes = {"--probes", "call:no_such_pkg.mod:f,local:other.g:k", "--json", "r.json"};
+  for (const std::vector<std::string>& command : {std::vector<std::string>{"true"}, {host_}}) {
+    std::vector<std::string> arguments = probes;
+    arguments.emplace_back("--");
+    arguments.insert(arguments.end(), command.begin(), command.end());
+    const Output run = Run(arguments);
+    EXPECT_EQ(run.exit_code, 0) << run.err;
+    EXPECT_NE(run.err.find("call:no_such_pkg.mod:f: not found"), std::string::npos) << run.err;
+    EXPECT_EQ(ReadJson("r.json")["probes_unseen"], Json({"call:no_such_pkg.mod:f", "local:other.g:k"}));
+    arguments.insert(arguments.begin(), {"--strict", "on"});
+    EXPECT_EQ(Run(arguments).exit_code, 1);
+  }
+}
+
+TEST_F(RunCommand, ReportOnStdoutIsAloneThere) {
+  const Output run = Run({"--json", "-", "--", "sh", "-c", "echo of the command"});
+  EXPECT_EQ(run.exit_code, 0);
+  const Result<Json> report = ParseJson(run.out, "stdout");
+  ASSERT_TRUE(report.ok()) << run.out;
+  EXPECT_EQ((*report)["schema"], "assay.run/1");
+  EXPECT_NE(run.err.find("of the command\n"), std::string::npos) << run.err;
+}
+
 TEST_F(RunCommand, RankAndPidInTheFolderNameAreFound) {
   const Output run = Run({"--dir", "t-%r-%p", "--json", "r.json", "--", host_}, {"RANK=3"});
   ASSERT_EQ(run.exit_code, 0) << run.err;

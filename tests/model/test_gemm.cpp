@@ -1,6 +1,10 @@
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <cmath>
+#include <cstdlib>
+#include <fstream>
 #include <limits>
 #include <random>
 #include <vector>
@@ -99,8 +103,25 @@ TEST(Gemm, OneRowIsTheSameWhateverStandsBeside) {
   EXPECT_EQ(a, b);
 }
 
+// OpenBLAS would ask for its buffers in an endless loop. In a child, as the limit stays; it leaves 1 GiB to what there
+// is, which under a sanitizer is much.
+TEST(Gemm, ThreadsWhoseBuffersDoNotFitAreRefused) {
+  if (GemmDescription().rfind("OpenBLAS", 0) != 0) GTEST_SKIP() << "built without OpenBLAS";
+  const auto child = [] {
+    std::ifstream statm("/proc/self/statm");
+    rlim_t pages = 0;
+    statm >> pages;
+    const rlim_t bytes = pages * static_cast<rlim_t>(::sysconf(_SC_PAGESIZE)) + (rlim_t{1} << 30);
+    const rlimit limit{bytes, bytes};
+    if (::setrlimit(RLIMIT_AS, &limit) != 0) std::_Exit(2);
+    const Status few = SetGemmThreads(1), many = SetGemmThreads(64);
+    std::_Exit(!few.ok() ? 3 : many.code() != Code::kEnvironment ? 4 : 0);
+  };
+  EXPECT_EXIT(child(), ::testing::ExitedWithCode(0), "");
+}
+
 TEST(Gemm, SelfCheckPassesHere) {
-  SetGemmThreads(1);
+  ASSERT_TRUE(SetGemmThreads(1).ok());
   const Status status = CheckGemm();
   EXPECT_TRUE(status.ok()) << status.message();
   EXPECT_FALSE(GemmDescription().empty());
