@@ -25,10 +25,16 @@ Leave = Callable[[int, Any, Any], bool]
 nothing was done."""
 
 
+Group = Callable[..., bool]
+"""(address of a CGroup, address of a CStep, tensors): True when the group's views of them were given to their sites,
+False when nothing was done."""
+
+
 class Functions(NamedTuple):
     """Built-in functions, and the type that they were made for."""
     record: Record
     leave: Leave
+    group: Group
     type: type[Any]  # of the tensors that they take; no subclass
 
 
@@ -78,6 +84,37 @@ class CSite(ctypes.Structure):
 class CStep(ctypes.Structure):
     """PythonStep: rows for tensors whose axis 0 has n_rows, and rest for others."""
     _fields_ = [("n_rows", c_int64), ("rows", c_void_p), ("rest", c_void_p)]
+
+
+class CMember(ctypes.Structure):
+    _fields_ = [
+        ("shape", POINTER(c_int64)),
+        ("strides", POINTER(c_int64)),
+        ("ndim", c_int32),
+        ("code", c_uint8),
+        ("bits", c_uint8),
+        ("reserved", c_uint16),
+    ]
+
+
+class CView(ctypes.Structure):
+    _fields_ = [
+        ("site", POINTER(CSite)),
+        ("shape", POINTER(c_int64)),
+        ("strides", POINTER(c_int64)),
+        ("first", c_int64),
+        ("ndim", c_int32),
+        ("member", c_uint32),
+    ]
+
+
+class CGroup(ctypes.Structure):
+    _fields_ = [
+        ("members", POINTER(CMember)),
+        ("views", POINTER(CView)),
+        ("n_members", c_uint32),
+        ("n_views", c_uint32),
+    ]
 
 
 class CNow(ctypes.Structure):
@@ -204,6 +241,7 @@ def _make(tensor_type: type[Any]) -> Functions | None:
     return Functions(
         built_in(b"assay_record", library.assay_python_record),
         built_in(b"assay_leave", library.assay_python_leave),
+        built_in(b"assay_group", library.assay_python_group),
         tensor_type,
     )
 

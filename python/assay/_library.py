@@ -179,6 +179,7 @@ _HOST_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "assay_settings_text": (c_int, [POINTER(c_char_p), c_uint64, c_uint32, c_void_p, POINTER(c_uint64), _ERROR]),
     "assay_dtype_name": (c_char_p, [c_uint32]),
     "assay_python_functions": (None, [c_void_p]),  # not in assay.h: _fast_call.py
+    "assay_python_lets_through": (c_int32, [c_void_p, c_char_p]),
     "assay_python_modules": (None, [c_void_p, c_int64]),
 }
 _READER = c_void_p

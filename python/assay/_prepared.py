@@ -9,7 +9,8 @@ It takes torch tensors in host memory alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from ctypes import POINTER, addressof, c_int64, cast, pointer
+from ctypes import POINTER, addressof, c_int64, c_uint64, cast, pointer
+from itertools import chain
 from threading import get_ident
 from typing import Any
 
@@ -32,7 +33,7 @@ class Rows:
     it as long as tensors of the step may be recorded.
     """
 
-    __slots__ = ("address", "array", "c", "count", "n_rows", "runs", "step", "phase", "compute_dtype")
+    __slots__ = ("address", "array", "at", "c", "count", "n_rows", "runs", "step", "phase", "compute_dtype")
 
     def __init__(
         self,
@@ -45,13 +46,15 @@ class Rows:
         """runs: as in Trace.record(). compute_dtype: coarsest rounding of this step's arithmetic, None: each
         tensor's own dtype."""
         self.runs = tuple(runs)
-        self.array = (_library.CRowRun * len(self.runs))(*[_library.CRowRun(*run) for run in self.runs])
+        # Each run is five 64-bit words, the last one of two halves; made one by one they would take most of the time.
+        self.array = (c_uint64 * (5 * len(self.runs)))(*chain.from_iterable(self.runs))
         self.count = len(self.runs)
         self.n_rows = sum(run.n_rows for run in self.runs)
         self.step = step
         self.phase = phase_number(phase)
         self.compute_dtype = 0 if compute_dtype is None else dtype_number(compute_dtype)
         runs_at = cast(self.array, POINTER(_library.CRowRun))
+        self.at = runs_at
         self.c = _fast_call.CRows(runs_at, self.count, step, self.phase, self.compute_dtype)
         self.address = addressof(self.c)
 
@@ -88,6 +91,7 @@ class PreparedSite:
         "_axes",
         "_engine_name",
         "_event",
+        "_fields",
         "_fold",
         "_layouts",
         "_meta",
@@ -111,12 +115,17 @@ class PreparedSite:
         meta: Mapping[str, object] | None = None,
         fold: Fold | None = None,
         row_axis: int = -1,
+        compute_dtype: object = None,
+        **shard: int,
     ) -> None:
-        """name, engine_name, axes: as in Trace.record(). meta: kept with each event of the site. fold: the shape and
-        strides to record for those of the tensor, as host tensors have axes that the site does not (batch before
-        rows); it may raise ValueError when there is no such view. row_axis: of the tensors that come with rows; -1: as
-        the axes say."""
+        """name, engine_name, axes, compute_dtype, shard_*: as in Trace.record(), the same for each event of the site, as
+        is meta. fold: the shape and strides to record for those of the tensor, as host tensors have axes that the site
+        does not (batch before rows); it may raise ValueError when there is no such view. row_axis: of the tensors that
+        come with rows; -1: as the axes say."""
         self._fold = fold
+        self._fields = dict(shard)
+        if compute_dtype is not None:
+            self._fields["compute_dtype"] = dtype_number(compute_dtype)
         self._row_axis = row_axis
         self.name, self._engine_name, self._axes = name, engine_name, axes
         self._meta = (_library.pairs(dict(meta)), len(meta)) if meta else None
@@ -143,11 +152,16 @@ class PreparedSite:
             return
         self._event = _library.CEvent.from_buffer_copy(_library.BLANK_EVENT)
         self._event.site = self.number
-        if self._meta is not None:
-            self._event.meta, self._event.n_meta = self._meta
+        self._set_constants(self._event)
         self._site.event = pointer(self._event)
         self._site.ready = 1
         self.fast, self.type = functions.record, functions.type
+
+    def _set_constants(self, event: _library.CEvent) -> None:
+        if self._meta is not None:
+            event.meta, event.n_meta = self._meta
+        for field, value in self._fields.items():
+            setattr(event, field, value)
 
     def wanted(self, step: int = -1) -> bool:
         """Whether the settings let this site through at this step now; False once the trace is closed."""
@@ -208,8 +222,7 @@ class PreparedSite:
             layout = self._layouts.get(get_ident())
             if layout is None:
                 layout = self._layouts[get_ident()] = _Layout(self.number)
-                if self._meta is not None:
-                    layout.event.meta, layout.event.n_meta = self._meta
+                self._set_constants(layout.event)
             event = layout.event
             if not tensor.is_cpu:
                 raise UsageError(on_device(str(tensor.device)))
@@ -234,12 +247,13 @@ class PreparedSite:
                 event.shape, event.strides = extents(*as_shape), extents(*as_strides)
                 layout.shape, layout.strides = shape, strides
             if rows is not layout.rows:
+                event.compute_dtype = self._fields.get("compute_dtype", 0)
                 if rows is None:
-                    event.runs, event.n_runs, event.step, event.phase, event.compute_dtype = None, 0, -1, 0, 0
+                    event.runs, event.n_runs, event.step, event.phase = None, 0, -1, 0
                 else:
-                    event.runs, event.n_runs = rows.array, rows.count
+                    event.runs, event.n_runs = rows.at, rows.count
                     event.step, event.phase = rows.step, rows.phase
-                    event.compute_dtype = rows.compute_dtype
+                    event.compute_dtype = rows.compute_dtype or event.compute_dtype
                 given = rows is not None and rows.count != 0
                 event.row_axis = self._row_axis if given else -1
                 layout.rows = rows

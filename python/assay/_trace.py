@@ -425,6 +425,16 @@ class Trace:
         finally:
             self._calls.pop()
 
+    def lets_through(self, name: str) -> bool:
+        """Whether the settings let an observation of this name through at some step, armed or not: it stays so."""
+        self._calls.append(None)
+        try:
+            return not self._closed and bool(
+                self._library.assay_python_lets_through(self._handle, c_text("name", name))
+            )
+        finally:
+            self._calls.pop()
+
     def coverage(self, site: str, reason: str, count: int = 0, detail: str = "") -> None:
         """A note on what the trace cannot show; reason: "not found", "skipped", "absent on this path" and so on."""
         self._call(

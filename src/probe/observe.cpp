@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "probe/segment_pool.h"
 #include "probe/site_registry.h"
 #include "probe/tensor_copy.h"
 
@@ -169,6 +170,7 @@ Status Observe(const Settings& settings, const Observation& o, PendingEvent* pen
   options.threads = settings.threads;
   options.row_grid = settings.row_grid;
   options.head_grid = settings.head_grid;
+  event.segments = TakeSegments();
   if (const Status measured = Measure(o.view, layout, options, &event.segments); !measured.ok()) {
     return Status(measured.code(), site.name + ": " + measured.message());
   }

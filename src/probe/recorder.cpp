@@ -10,6 +10,7 @@
 #include "probe/anomaly_ring.h"
 #include "probe/fork_guard.h"
 #include "probe/observe.h"
+#include "probe/segment_pool.h"
 #include "probe/site_registry.h"
 #include "probe/stderr_sink.h"
 #include "trace/request_key.h"
@@ -141,7 +142,9 @@ struct Recorder::Impl final : ForkGuarded {
     }
     if (Status status = Observe(settings, *observed, &pending); !status.ok()) return Lose(site, std::move(status));
     if (!ring.enabled()) {
-      ASSAY_RETURN_IF_ERROR(Write(&pending, 0));
+      const Status written = Write(&pending, 0);
+      GiveSegments(std::move(pending.event.segments));
+      ASSAY_RETURN_IF_ERROR(written);
       CountRecorded(site);
       return {};
     }

@@ -85,6 +85,7 @@ Status ReadRows(const assay_event& event, OwnedObservation* out) {
   } else {
     if (event.n_runs != 0 && event.runs == nullptr)
       return Status::Usage("assay_event.runs is NULL with n_runs above 0");
+    out->runs.reserve(std::min<uint64_t>(event.n_runs, 1024));  // a forged number must not ask for memory
     for (uint64_t i = 0; i < event.n_runs; ++i) {
       const assay_row_run& run = event.runs[i];
       int64_t end = 0;

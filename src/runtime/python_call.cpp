@@ -3,20 +3,26 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "probe/recorder.h"
+
 namespace {
 
 using assay::DlTensor;
 using assay::PythonFunctions;
+using assay::PythonGroup;
+using assay::PythonMember;
 using assay::PythonModule;
 using assay::PythonNow;
 using assay::PythonPart;
 using assay::PythonRows;
 using assay::PythonSite;
 using assay::PythonStep;
+using assay::PythonView;
 
 static_assert(sizeof(DlTensor) == 48 && sizeof(PythonRows) == 32 && offsetof(PythonSite, error) == 48 &&
                   sizeof(PythonStep) == 24 && sizeof(PythonNow) == 24 && sizeof(PythonPart) == 24 &&
-                  sizeof(PythonModule) == 48,
+                  sizeof(PythonModule) == 48 && sizeof(PythonMember) == 24 && sizeof(PythonView) == 40 &&
+                  sizeof(PythonGroup) == 24,
               "python/assay/_fast_call.py mirrors them");
 
 constexpr int32_t kHostMemory = 1;
@@ -26,6 +32,8 @@ constexpr int64_t kLargest = 32768;
 
 // Members of one result: fixed arrays on the stack suffice, and modules return few tensors.
 constexpr intptr_t kMaxParts = 8;
+
+constexpr int32_t kMaxRank = 8;  // of a view
 
 const PythonFunctions* python = nullptr;  // set with Python's lock held, as it is read
 PythonModule* const* modules = nullptr;   // the same
@@ -146,14 +154,13 @@ int Record(const Tensor& tensor, const PythonRows* rows, PythonSite* site) {
   event.n_runs = 0;
   event.step = -1;
   event.phase = 0;
-  event.compute_dtype = 0;
   if (rows != nullptr) {
     event.runs = rows->runs;
     event.n_runs = rows->n_runs;
     if (rows->n_runs != 0 && site->row_axis >= 0) event.row_axis = site->row_axis;
     event.step = rows->step;
     event.phase = rows->phase;
-    event.compute_dtype = rows->compute_dtype;
+    if (rows->compute_dtype != 0) event.compute_dtype = rows->compute_dtype;
   }
   const int result = assay_record(*site->trace, &event, &site->error);
   if (result != 0) site->result = result;
@@ -255,6 +262,55 @@ bool Leave(int64_t number, const void* object, void* result) {
   return true;
 }
 
+bool IsMember(const DlTensor& tensor, const PythonMember& member, int64_t n_rows) {
+  const auto rest = member.ndim - 1;
+  return tensor.ndim == member.ndim && tensor.code == member.code && tensor.bits == member.bits &&
+         tensor.shape[0] == n_rows && std::equal(member.shape + 1, member.shape + 1 + rest, tensor.shape + 1) &&
+         std::equal(member.strides + 1, member.strides + 1 + rest, tensor.strides + 1);
+}
+
+// Then nothing is looked at. REQUIRES: nothing; all views are of one trace.
+bool IsDisarmed(const PythonGroup& group) {
+  if (group.n_views == 0) return false;
+  const assay_trace* trace = *group.views[0].site->trace;
+  return trace != nullptr && assay_armed(trace) == 0;
+}
+
+// As in Leave: all are asked first, then looked at, and only then is one recorded.
+bool RecordGroup(const PythonGroup& group, const PythonStep* step, void* const* objects, intptr_t n) {
+  if (step == nullptr || n > kMaxParts) return false;
+  if (IsDisarmed(group)) return true;
+  Tensor tensors[kMaxParts];
+  for (intptr_t i = 0; i < n; ++i) {
+    if (!Ask(objects[i], &tensors[i])) return false;
+  }
+  if (group.n_members != static_cast<uint32_t>(n)) return false;
+  for (intptr_t i = 0; i < n; ++i) {
+    if (!ReadAsked(objects[i], &tensors[i]) || !IsMember(tensors[i].dl, group.members[i], step->n_rows)) return false;
+  }
+  for (uint32_t v = 0; v < group.n_views; ++v) {
+    const PythonSite& site = *group.views[v].site;
+    if (site.ready == 0 || *site.trace == nullptr || site.shape != nullptr) return false;
+  }
+  for (uint32_t v = 0; v < group.n_views; ++v) {
+    const PythonView& view = group.views[v];
+    const Tensor& member = tensors[view.member];
+    int64_t shape[kMaxRank], strides[kMaxRank];
+    std::copy_n(view.shape, view.ndim, shape);
+    std::copy_n(view.strides, view.ndim, strides);
+    shape[0] = member.dl.shape[0];
+    strides[0] = member.dl.strides[0];
+    Tensor part = member;
+    part.dl.ndim = view.ndim;
+    part.dl.shape = shape;
+    part.dl.strides = strides;
+    part.dl.byte_offset += static_cast<uint64_t>(view.first * (member.dl.bits / 8));
+    part.offset += view.first;
+    (void)Record(part, step->rows, view.site);  // what is lost is counted there
+  }
+  return true;
+}
+
 }  // namespace
 
 extern "C" {
@@ -264,6 +320,12 @@ void assay_python_functions(const PythonFunctions* functions) { python = functio
 void assay_python_modules(PythonModule* const* table, int64_t n) {
   modules = table;
   n_modules = n;
+}
+
+int32_t assay_python_lets_through(const assay_trace* trace, const char* name) {
+  const assay::Recorder* recorder =
+      trace == nullptr ? nullptr : assay::Recorder::FromControl(const_cast<assay_trace*>(trace));
+  return recorder != nullptr && recorder->wants(name, -1, -1) ? 1 : 0;
 }
 
 void* assay_python_record(void*, void* const* arguments, intptr_t n_arguments) {
@@ -276,6 +338,13 @@ void* assay_python_record(void*, void* const* arguments, intptr_t n_arguments) {
       n_arguments == 3 ? At<const PythonRows>(arguments[2]) : RowsOf(tensor, At<const PythonStep>(arguments[3]));
   const int result = Record(tensor, rows, site);
   return Answer(result == 0 ? python->yes : python->none);
+}
+
+void* assay_python_group(void*, void* const* arguments, intptr_t n_arguments) {
+  if (n_arguments < 3) return Answer(python->no);
+  const auto* group = At<const PythonGroup>(arguments[0]);
+  const auto* step = At<const PythonStep>(arguments[1]);
+  return Answer(RecordGroup(*group, step, arguments + 2, n_arguments - 2) ? python->yes : python->no);
 }
 
 void* assay_python_leave(void*, void* const* arguments, intptr_t n_arguments) {

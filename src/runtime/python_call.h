@@ -84,6 +84,35 @@ struct PythonSite {
   assay_error error;  // belongs to `result`
 };
 
+// A tensor out of which a group takes views: rank, type, and extents and strides of all axes but the first, which is
+// that of the rows.
+struct PythonMember {
+  const int64_t* shape;  // ndim of each; the first is not looked at
+  const int64_t* strides;
+  int32_t ndim;  // at least 1
+  uint8_t code;
+  uint8_t bits;
+  uint16_t reserved;
+};
+
+// What a site of a group gets: a view of a member with the same rows.
+struct PythonView {
+  PythonSite* site;
+  const int64_t* shape;    // ndim of each; the first is the member's
+  const int64_t* strides;  // ... and so is its stride
+  int64_t first;           // elements from the member's first one
+  int32_t ndim;            // 1 to 8
+  uint32_t member;
+};
+
+// What a probe records each time that it fires: views of the same tensors.
+struct PythonGroup {
+  const PythonMember* members;
+  const PythonView* views;
+  uint32_t n_members;  // at most 8
+  uint32_t n_views;
+};
+
 // What the observed modules of a process have in common now.
 struct PythonNow {
   uint64_t on;             // 0: nothing is known of the rows
@@ -120,10 +149,18 @@ ASSAY_API void assay_python_functions(const assay::PythonFunctions* functions);
 // such a tensor.
 ASSAY_API void* assay_python_record(void* self, void* const* arguments, intptr_t n_arguments);
 
+// METH_FASTCALL, with Python's lock held: (address of a PythonGroup, address of a PythonStep, tensor, ...): True: all
+// views were given to their sites, where what is not recorded is counted. False: nothing was done: there are other
+// tensors than the group's, or they have not the step's rows.
+ASSAY_API void* assay_python_group(void* self, void* const* arguments, intptr_t n_arguments);
+
 // METH_FASTCALL, with Python's lock held: (address of a PythonModule's address in a table, module, result). True: all
 // tensors of the result were given to their sites, where what is not recorded is counted. False: nothing was done; it
 // is not such a module or result.
 ASSAY_API void* assay_python_leave(void* self, void* const* arguments, intptr_t n_arguments);
+
+// Whether the settings let a site of this name through at some step, armed or not. trace: a handle or NULL.
+ASSAY_API int32_t assay_python_lets_through(const assay_trace* trace, const char* name);
 
 // The table for assay_python_leave: a PythonModule or NULL by number.
 ASSAY_API void assay_python_modules(assay::PythonModule* const* modules, int64_t n_modules);

@@ -26,6 +26,7 @@ struct Scratch {
   alignas(64) float matrix[kMatrixFloats];
   bool matrix_is_zero = false;
   Stage stage;
+  std::vector<Cell> heads;
 
   float* ZeroMatrix() {
     if (!matrix_is_zero) std::fill(matrix, matrix + kMatrixFloats, 0.0f);
@@ -182,10 +183,11 @@ void MeasurePart(const Call& call, const Part& part, Scratch* scratch, Segment* 
   const int64_t cols = part.end - part.col;
   // Written as a division, since the product could overflow.
   if (cols > 0 && part.n_rows >= (kMatrixElements + cols - 1) / cols) acc.matrix = scratch->ZeroMatrix();
-  std::vector<Cell> heads(call.options->head_grid ? static_cast<size_t>(layout.n_heads) : 0);
+  std::vector<Cell>& heads = scratch->heads;
+  heads.assign(call.options->head_grid ? static_cast<size_t>(layout.n_heads) : 0, Cell());
   RowTask task{&layout,         call.kernel, out->request, call.options->sketch, heads.empty() ? nullptr : heads.data(),
                &scratch->stage, &acc};
-  out->rows.resize(call.row_grid ? static_cast<size_t>(part.n_rows) : 0);
+  out->rows.assign(call.row_grid ? static_cast<size_t>(part.n_rows) : 0, RowCell());
   // One row after the other, so that memory is read in its order; heads add up over the rows, a row's cell is done with
   // its row.
   for (int64_t k = 0; k < part.n_rows; ++k) {
@@ -196,20 +198,22 @@ void MeasurePart(const Call& call, const Part& part, Scratch* scratch, Segment* 
   }
   call.kernel->flush(&acc);
   Finish(acc, layout.digest_split && part.n_rows > 0, &out->stats);
-  out->heads.resize(heads.size());
+  out->heads.assign(heads.size(), HeadCell());
   for (size_t h = 0; h < heads.size(); ++h) FinishHead(heads[h], &out->heads[h]);
 }
 
 // Rounded down, also for negative positions; b > 0.
 int64_t FloorDivide(int64_t a, int64_t b) { return a / b - (a % b < 0); }
 
-// One segment a stretch of positions between multiples of segment_rows.
-// Checks the runs too: they come from the host, and kernels read what they name.
+// One segment a stretch of positions between multiples of segment_rows. Checks the runs too: they come from the host,
+// and kernels read what they name. Segments that *out has are used again with the memory that they hold; all but their
+// statistics and cells is set.
 Status PlanSegments(const Layout& layout, const LogicalLayout& logical, std::vector<Segment>* out) {
   if (logical.segment_rows <= 0) {
     return Status::Usage("measure: segment_rows must be positive, not " + std::to_string(logical.segment_rows));
   }
   out->reserve(logical.runs.size());  // a segment is large to move
+  size_t n = 0;
   for (const RowRun& run : logical.runs) {
     if (run.first_row < 0 || run.n_rows < 0 || run.n_rows > layout.n_rows ||
         run.first_row > layout.n_rows - run.n_rows) {
@@ -223,16 +227,17 @@ Status PlanSegments(const Layout& layout, const LogicalLayout& logical, std::vec
     for (int64_t done = 0; done < run.n_rows;) {
       const int64_t position = run.first_position + done;
       const int64_t next = (FloorDivide(position, logical.segment_rows) + 1) * logical.segment_rows;
-      Segment segment;
+      if (n == out->size()) out->emplace_back();
+      Segment& segment = (*out)[n++];
       segment.request = run.request;
       segment.first_position = position;
       segment.n_rows = std::min(run.n_rows - done, next - position);
       segment.first_row = run.first_row + done;
       segment.padding = run.padding;
       done += segment.n_rows;
-      out->push_back(std::move(segment));
     }
   }
+  out->resize(n);
   return {};
 }
 
@@ -333,8 +338,9 @@ void MeasureWithThreads(const Call& call, const std::vector<Part>& wholes, int64
   for (pthread_t thread : others) pthread_join(thread, nullptr);
   for (size_t s = 0; s < segments->size(); ++s) {
     Segment& segment = (*segments)[s];
-    segment.rows.resize(call.row_grid ? static_cast<size_t>(wholes[s].n_rows) : 0);
-    segment.heads.resize(call.options->head_grid ? static_cast<size_t>(call.layout->n_heads) : 0);
+    segment.stats = Stats();
+    segment.rows.assign(call.row_grid ? static_cast<size_t>(wholes[s].n_rows) : 0, RowCell());
+    segment.heads.assign(call.options->head_grid ? static_cast<size_t>(call.layout->n_heads) : 0, HeadCell());
   }
   for (const PartResult& part : parts) AddPart(part, wholes[part.segment], &(*segments)[part.segment]);
 }
@@ -343,26 +349,30 @@ void MeasureWithThreads(const Call& call, const std::vector<Part>& wholes, int64
 
 Status Measure(const TensorView& view, const LogicalLayout& logical, const MeasureOptions& options,
                std::vector<Segment>* out) {
-  out->clear();
   if (!IsaUsable(options.isa)) {
+    out->clear();
     return Status::Usage(std::string("measure: instruction set ") + NameOf(options.isa) + " is not usable here");
   }
   Layout layout;
-  ASSAY_RETURN_IF_ERROR(MakeLayout(view, logical, &layout));
-  const Kernel& kernel = *KernelOf(options.isa);
-  const FloatEnvironment environment;
-  Scratch scratch;
+  Status plan = MakeLayout(view, logical, &layout);
   const bool has_rows = logical.row_axis >= 0;
-  std::vector<Segment> segments;
+  if (plan.ok() && has_rows) plan = PlanSegments(layout, logical, out);
+  if (!plan.ok()) {
+    out->clear();
+    return plan;
+  }
+  std::vector<Segment>& segments = *out;
   std::vector<Part> wholes;
   if (has_rows) {
-    ASSAY_RETURN_IF_ERROR(PlanSegments(layout, logical, &segments));
     wholes.reserve(segments.size());
     for (const Segment& s : segments) wholes.push_back({s.first_row, s.n_rows, s.first_position, 0, layout.cols});
   } else {
-    segments.emplace_back();
+    segments.assign(1, Segment());
     wholes.push_back({0, layout.n_rows, layout.first_t, 0, layout.cols});
   }
+  const Kernel& kernel = *KernelOf(options.isa);
+  const FloatEnvironment environment;
+  Scratch scratch;
   const Call call{&layout, &kernel, &options, has_rows && options.row_grid};
   int64_t n_elements = 0;
   for (const Part& whole : wholes) n_elements += whole.n_rows * layout.cols;
@@ -376,7 +386,6 @@ Status Measure(const TensorView& view, const LogicalLayout& logical, const Measu
   for (size_t s = 0; s < segments.size(); ++s) {
     SampleHistogram(layout, kernel, wholes[s].first_row, wholes[s].n_rows, &segments[s].stats);
   }
-  *out = std::move(segments);
   return {};
 }
 

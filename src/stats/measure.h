@@ -50,7 +50,8 @@ struct MeasureOptions {
 };
 
 // Errors: kUsage for a view or layout that does not fit together (axis out of range, run outside the tensor, unknown
-// dtype, null data with elements). Reads every element of every run once; writes nothing but *out. Thread-safe.
+// dtype, null data with elements); *out is empty then. Reads every element of every run once; writes nothing but *out,
+// whose memory is used again: give the same one for many small tensors. Thread-safe.
 Status Measure(const TensorView& view, const LogicalLayout& layout, const MeasureOptions& options,
                std::vector<Segment>* out);
 

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -105,11 +106,18 @@ AppendFile::~AppendFile() {
   if (guard_ != nullptr) ::munmap(guard_, kPage);
 }
 
+// One small buffer again and again: a large one would throw out of the caches what the host keeps there.
 int AppendFile::WriteZeros(uint64_t offset, uint64_t size_bytes) {
-  static const char zeros[256 * 1024] = {};
+  static const char zeros[2 * kPage] = {};
   for (uint64_t done = 0; done < size_bytes;) {
-    const size_t part = static_cast<size_t>(std::min<uint64_t>(sizeof zeros, size_bytes - done));
-    const ssize_t put = ::pwrite(fd_.get(), zeros, part, static_cast<off_t>(offset + done));
+    iovec parts[16];
+    int n = 0;
+    for (uint64_t at = done; n < 16 && at < size_bytes; ++n) {
+      const size_t part = static_cast<size_t>(std::min<uint64_t>(sizeof zeros, size_bytes - at));
+      parts[n] = {const_cast<char*>(zeros), part};
+      at += part;
+    }
+    const ssize_t put = ::pwritev(fd_.get(), parts, n, static_cast<off_t>(offset + done));
     if (put < 0 && errno == EINTR) continue;
     // A write of 0 bytes is no progress and must not become an endless loop.
     if (put <= 0) return put < 0 ? errno : ENOSPC;

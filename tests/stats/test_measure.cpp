@@ -387,6 +387,54 @@ TEST(Measure, SegmentsAreCutAtMultiplesOfTheSegmentLength) {
   }
 }
 
+// A recorder measures into the same vector again and again.
+TEST(Measure, SegmentsThatAreUsedAgainHoldNothingOfBefore) {
+  const auto before = MakeData(DType::kF32, 200 * 24, Fill::kRandomBits, 31);  // NaN and infinities among them
+  const auto data = MakeData(DType::kF32, 6 * 8, Fill::kModest, 32);
+  const int64_t large_shape[] = {200, 3, 8}, large_strides[] = {24, 8, 1}, shape[] = {6, 8}, strides[] = {8, 1};
+  LogicalLayout large, small;
+  const RowRun all[] = {{9, 0, 200, 30, false}}, two[] = {{7, 0, 2, 62, false}, {0, 2, 1, 0, true}};
+  large.row_axis = small.row_axis = 0;
+  large.head_axis = 1;
+  large.runs = all;
+  small.runs = two;
+  for (const int threads : {1, 4}) {
+    MeasureOptions options;
+    options.threads = threads;
+    std::vector<Segment> fresh, used;
+    ASSERT_TRUE(Measure({data.data(), DType::kF32, shape, strides, 0}, small, options, &fresh).ok());
+    ASSERT_TRUE(Measure({before.data(), DType::kF32, large_shape, large_strides, 0}, large, options, &used).ok());
+    ASSERT_EQ(used.size(), 4u);
+    ASSERT_TRUE(Measure({data.data(), DType::kF32, shape, strides, 0}, small, options, &used).ok());
+    ASSERT_EQ(used.size(), 2u);
+    for (size_t i = 0; i < 2; ++i) {
+      const Segment &a = fresh[i], &b = used[i];
+      EXPECT_EQ(a.request, b.request);
+      EXPECT_EQ(a.first_position, b.first_position);
+      EXPECT_EQ(a.first_row, b.first_row);
+      EXPECT_EQ(a.n_rows, b.n_rows);
+      EXPECT_EQ(a.padding, b.padding);
+      EXPECT_EQ(a.stats.count, b.stats.count);
+      EXPECT_EQ(a.stats.nonfinite(), b.stats.nonfinite());
+      EXPECT_EQ(a.stats.sum_sq, b.stats.sum_sq);
+      EXPECT_EQ(a.stats.digest, b.stats.digest);
+      EXPECT_EQ(a.stats.sketch, b.stats.sketch);
+      EXPECT_EQ(a.stats.histogram.size(), b.stats.histogram.size());
+      EXPECT_EQ(a.stats.histogram_samples, b.stats.histogram_samples);
+      ASSERT_EQ(a.rows.size(), b.rows.size());
+      for (size_t r = 0; r < a.rows.size(); ++r) EXPECT_EQ(a.rows[r].sum_sq, b.rows[r].sum_sq);
+      EXPECT_TRUE(b.heads.empty());
+    }
+    // Without rows there is one segment, and a view that does not fit leaves none.
+    ASSERT_TRUE(Measure({data.data(), DType::kF32, shape, strides, 0}, {}, options, &used).ok());
+    ASSERT_EQ(used.size(), 1u);
+    EXPECT_EQ(used[0].request, 0u);
+    EXPECT_EQ(used[0].n_rows, 0);
+    EXPECT_FALSE(Measure({nullptr, DType::kF32, shape, strides, 0}, {}, options, &used).ok());
+    EXPECT_TRUE(used.empty());
+  }
+}
+
 TEST(Measure, WhatDoesNotFitTogetherIsAUsageError) {
   std::vector<float> data(64);
   const int64_t shape[] = {8, 8}, strides[] = {8, 1}, negative[] = {8, -1}, huge[] = {INT64_MAX, 8};

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from ctypes import addressof
+from ctypes import addressof, c_uint64, sizeof
+from itertools import chain
 
-from .._fast_call import CStep
+from .._dtypes import phase_number
+from .._fast_call import CRows, CStep
+from .._library import CRowRun
 from .._prepared import Rows as PreparedRows
 from .._trace import Run
 
 _lock = threading.RLock()  # what has an address is made once
+
+# Of _lay_out, in words. A run's last field is half of one, as is the phase.
+_STEP, _ROWS, _RUN = sizeof(CStep) // 8, sizeof(CRows) // 8, sizeof(CRowRun) // 8
+_HEAD = _STEP + 2 * _ROWS
 
 
 class Rows:
@@ -20,7 +27,7 @@ class Rows:
     tensor, padding included (the sum of the runs when left out); step, phase: as of Trace.record().
     """
 
-    __slots__ = ("_c", "_prepared", "n_rows", "phase", "runs", "step")
+    __slots__ = ("_address", "_c", "_prepared", "n_rows", "phase", "runs", "step")
 
     def __init__(
         self,
@@ -30,12 +37,13 @@ class Rows:
         step: int | None = None,
         phase: str = "unknown",
     ) -> None:
-        self.runs = tuple(Run(*run) for run in runs)
-        self.n_rows = sum(run.n_rows for run in self.runs) if n_rows is None else n_rows
+        self.runs = tuple([run if type(run) is Run else Run(*run) for run in runs])
+        self.n_rows = sum([run.n_rows for run in self.runs]) if n_rows is None else n_rows
         self.step = step
         self.phase = phase
         self._prepared: tuple[PreparedRows, PreparedRows] | None = None
-        self._c: CStep | None = None
+        self._c: object = None
+        self._address = 0
 
     def prepared(self, fit: bool) -> PreparedRows:
         """For prepared sites: fit for tensors that have these rows, otherwise the step and phase alone."""
@@ -56,8 +64,18 @@ class Rows:
     @property
     def address(self) -> int:
         """Of the same for _fast_call.py."""
-        if self._c is None:
-            with _lock:
-                if self._c is None:
-                    self._c = CStep(self.n_rows, self.prepared(True).address, self.prepared(False).address)
-        return addressof(self._c)
+        return self._address or self._lay_out()
+
+    def _lay_out(self) -> int:
+        """A CStep, its two CRows and the runs of the first one, as 64-bit words: made field by field they would take as
+        long as recording ten tensors, once a step."""
+        with _lock:
+            if self._address == 0:
+                words = (c_uint64 * (_HEAD + _RUN * len(self.runs)))()
+                begin = addressof(words)
+                fit, rest, runs = (begin + 8 * at for at in (_STEP, _STEP + _ROWS, _HEAD))
+                step, phase = -1 if self.step is None else self.step, phase_number(self.phase)
+                head = self.n_rows, fit, rest, runs, len(self.runs), step, phase, runs, 0, step, phase
+                words[:] = list(chain(head, *self.runs))
+                self._c, self._address = words, begin
+        return self._address

@@ -60,6 +60,7 @@ class Session:
         self._selectors = selectors.parse(self.settings.get("ASSAY_PROBES", ""))
         self._sites: dict[tuple[str, int | None], PreparedSite] = {}
         self._plain: tuple[type[Any] | None, frozenset[Any]] = (None, frozenset())
+        self._possible: dict[str, bool] = {}  # names that were asked for: whether the settings let them through
         self._finished = False
         os.register_at_fork(after_in_child=self._after_fork)
 
@@ -247,10 +248,16 @@ class Session:
             return False
         step = self.rows.step if self.rows is not None else None
         try:
-            return any(trace.wants(name, step=step) for name in names)
+            return any(self._lets_through(trace, name) and trace.wants(name, step=step) for name in names)
         except Error as problem:
             self.failed(names[0] if names else "", problem)
             return False
+
+    def _lets_through(self, trace: Trace, name: str) -> bool:
+        known = self._possible.get(name)
+        if known is None:
+            known = self._possible[name] = trace.lets_through(name)
+        return known
 
     def absent(self, site: str, why: str) -> None:
         """A site that this path does not have: noted as absent, not missing."""
@@ -482,6 +489,7 @@ class Session:
             _trace._open_traces.remove(self._trace)
         self._trace, self._trace_failed, self._finished = None, "", False
         self._sites.clear()
+        self._possible.clear()
         self.now.on = 0
         quick.forget()
         self._failures.clear()

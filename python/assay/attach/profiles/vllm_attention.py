@@ -7,14 +7,16 @@ backend is chosen then), and their methods are patched in the class of the metho
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from assay import Run
 
+from ..groups import Recorded
 from ..rows import Rows
-from .vllm_steps import Recorder
+from .vllm_steps import Recorder, given
 
 MLA = "vllm.model_executor.layers.attention.mla_attention:MLAAttention"
 ATTENTION = "vllm.model_executor.layers.attention.attention:Attention"
@@ -34,11 +36,6 @@ def layer_of(name: str) -> int | None:
     """``model.layers.3.self_attn.attn`` -> 3."""
     found = _LAYER.search(name)
     return int(found.group(1)) if found else None
-
-
-def given(call: Any, index: int, name: str) -> Any:
-    """An argument by its place or name; binding the signature would cost more than the recording."""
-    return call.args[index] if len(call.args) > index else call.kwargs.get(name)
 
 
 def part_of(rows: Rows | None, first: int, count: int) -> Rows | None:
@@ -75,6 +72,8 @@ class Attention:
         self._mla: Any = None  # the MLA layer whose forward_impl is under way
         self._metadata: Any = None  # what it was given
         self._chunk = 0  # context chunks seen in this call
+        self._cache_sites: dict[str, str] = {}  # by layer_name
+        self._slots: tuple[Any, Rows | None, Any] = (None, None, None)  # as given, of which rows, and as an index
         session.wrap(f"{MLA}.__init__", after=self._built)
         session.wrap(f"{MLA}.forward_impl", before=self._mla_enters, after=self._mla_leaves)
         session.audits[f"{MLA}.forward_impl", "output"] = self._mla_buffer
@@ -122,11 +121,12 @@ class Attention:
     def _record(self, name: str, layer: int | None, tensor: Any, rows: Rows | None, cut: bool, **fields: Any) -> None:
         """cut: by heads, over the ranks."""
         if cut:
-            columns = 1
-            for extent in tensor.shape[1:]:
-                columns *= extent
-            fields.update(self._shard(columns))
+            fields.update(self._cut(tensor))
         self._recorder.record(name, tensor, layer, rows, **fields)
+
+    def _cut(self, tensor: Any) -> dict[str, int]:
+        """Fields of a tensor that the ranks cut by heads."""
+        return self._shard(math.prod(tensor.shape[1:]))
 
     # ---- MLA
 
@@ -134,23 +134,26 @@ class Attention:
         layer = self._mla = call.self
         self._metadata = given(call, 5, "attn_metadata")
         self._chunk = 0
+        tensors = given(call, 1, "q"), given(call, 2, "k_c_normed"), given(call, 3, "k_pe")
+        self._recorder.views(("into", layer.layer_name), tensors, self._into_mla(layer, *tensors))
+
+    def _into_mla(self, layer: Any, q: Any, kv_c_normed: Any, k_pe: Any) -> Iterator[Recorded]:
         number = layer_of(layer.layer_name)
-        rows = self._session.rows
-        q = given(call, 1, "q")
         q = q.view(q.shape[0], layer.num_heads, -1)
         nope = layer.qk_nope_head_dim
-        self._record("attn.q_nope", number, q[..., :nope], rows, True)
-        self._record("attn.q_pe", number, q[..., nope:], rows, True)
-        self._record("attn.q", number, q, rows, True)
-        self._record("attn.kv_c_normed", number, given(call, 2, "k_c_normed"), rows, False)
-        k_pe = given(call, 3, "k_pe")
-        self._record("attn.k_pe", number, k_pe.view(k_pe.shape[0], 1, k_pe.shape[-1]), rows, False)
+        for name, part in (("q_nope", q[..., :nope]), ("q_pe", q[..., nope:]), ("q", q)):
+            yield f"attn.{name}", number, part, self._cut(part)
+        yield "attn.kv_c_normed", number, kv_c_normed, {}
+        yield "attn.k_pe", number, k_pe.view(k_pe.shape[0], 1, k_pe.shape[-1]), {}
 
     def _mla_leaves(self, call: Any, result: Any) -> None:
         layer, self._mla, self._metadata = self._mla, None, None
         output = given(call, 6, "output")
+        self._recorder.views(("out of", layer.layer_name), (output,), self._out_of_mla(layer, output))
+
+    def _out_of_mla(self, layer: Any, output: Any) -> Iterator[Recorded]:
         out = output.view(output.shape[0], layer.num_heads, layer.v_head_dim)
-        self._record("attn.out", layer_of(layer.layer_name), out, self._session.rows, True)
+        yield "attn.out", layer_of(layer.layer_name), out, self._cut(out)
 
     def _mla_buffer(self, call: Any, output: Any) -> dict[str, Any]:
         """What an audited output of forward_impl is."""
@@ -161,38 +164,62 @@ class Attention:
         return {"name": "attn.out", "tensor": out, "layer": layer_of(layer.layer_name), "rows": rows, **shard}
 
     def _mla_kv_written(self, call: Any, result: Any) -> None:
-        number = layer_of(call.self.layer_name)
-        slots = given(call, 4, "slot_mapping")
-        cache = given(call, 3, "kv_cache")
-        if slots is None or cache.numel() == 0 or not self._session.observed(f"layers.{number}.attn.kv_write"):
+        layer, slots, cache = call.self, given(call, 4, "slot_mapping"), given(call, 3, "kv_cache")
+        if slots is None or cache.numel() == 0 or not self._session.observed(self._cache_site(layer)):
             return
-        slots = slots.flatten()
+        cells, slots = cache.view(-1, cache.shape[-1]), self._slots_of(slots)
+        # The first takes half as long, but not every type.
+        written = cells.index_select(0, slots) if cache.dtype.itemsize > 1 else cells[slots]
+        dtype, scale = given(call, 6, "kv_cache_dtype"), getattr(layer, "_k_scale_float", 1.0)
+        found = self._written(layer, written, {"kv_cache_dtype": dtype, "kv_scale": scale})
+        self._recorder.views(("cache", layer.layer_name, dtype, scale), (written,), found)
+
+    def _written(self, layer: Any, written: Any, meta: dict[str, object]) -> Iterator[Recorded]:
+        number = layer_of(layer.layer_name)
+        yield "attn.kv_write", number, written, {"compute_dtype": written.dtype, "meta": meta}
+
+    def _cache_site(self, layer: Any) -> str:
+        name = self._cache_sites.get(layer.layer_name)
+        if name is None:
+            name = self._cache_sites[layer.layer_name] = f"layers.{layer_of(layer.layer_name)}.attn.kv_write"
+        return name
+
+    def _slots_of(self, slots: Any) -> Any:
+        """The slots of the step's rows; made once a step, as all layers are given the same tensor."""
         rows = self._session.rows
-        if rows is not None and slots.numel() > rows.n_rows:
-            slots = slots[: rows.n_rows]  # behind them is padding, which is not written
-        flat = cache.view(-1, cache.shape[-1])
-        written = flat[slots.clamp(min=0).long()]
-        scale = getattr(call.self, "_k_scale_float", 1.0)
-        meta = {"kv_cache_dtype": given(call, 6, "kv_cache_dtype"), "kv_scale": scale}
-        self._record("attn.kv_write", number, written, rows, False, compute_dtype=written.dtype, meta=meta)
+        if self._slots[0] is not slots or self._slots[1] is not rows:
+            flat = slots.flatten()
+            if rows is not None and flat.numel() > rows.n_rows:
+                flat = flat[: rows.n_rows]  # behind them is padding, which is not written
+            self._slots = slots, rows, flat.clamp(min=0).long()
+        return self._slots[2]
 
     def _mqa_enters(self, call: Any) -> None:
-        layer = self._mla
-        q = given(call, 1, "q")
-        latent = q[0] if isinstance(q, tuple) else q[..., : layer.kv_lora_rank]
-        rows = part_of(self._session.rows, 0, latent.shape[0])
-        self._record("attn.q_latent", layer_of(layer.layer_name), latent, rows, True)
+        layer, q = self._mla, given(call, 1, "q")
+        q = q[0] if isinstance(q, tuple) else q
+        rows = part_of(self._session.rows, 0, q.shape[0])
+        self._recorder.views(("into decode", layer.layer_name), (q,), self._into_mqa(layer, q), rows)
+
+    def _into_mqa(self, layer: Any, q: Any) -> Iterator[Recorded]:
+        latent = q[..., : layer.kv_lora_rank]
+        yield "attn.q_latent", layer_of(layer.layer_name), latent, self._cut(latent)
 
     def _mqa_leaves(self, call: Any, result: Any) -> None:
         layer = self._mla
-        number = layer_of(layer.layer_name)
         out, lse = result if isinstance(result, tuple) else (result, None)
+        tensors = (out,) if lse is None else (out, lse)
         rows = part_of(self._session.rows, 0, out.shape[0])
-        self._record("attn.latent_out", number, out.view(out.shape[0], layer.num_heads, -1), rows, True)
+        self._recorder.views(("out of decode", layer.layer_name), tensors, self._out_of_mqa(layer, out, lse), rows)
+
+    def _out_of_mqa(self, layer: Any, out: Any, lse: Any) -> Iterator[Recorded]:
+        number = layer_of(layer.layer_name)
+        by_heads = out.view(out.shape[0], layer.num_heads, -1)
+        yield "attn.latent_out", number, by_heads, self._cut(by_heads)
         if lse is None:
             self._session.absent("layers.*.attn.lse", "the decode kernel returns none")
         else:
-            self._record("attn.lse", number, lse.view(out.shape[0], -1), rows, True)
+            of_heads = lse.view(out.shape[0], -1)
+            yield "attn.lse", number, of_heads, self._cut(of_heads)
 
     def _prefill_rows(self, count: int) -> Rows | None:
         """vLLM puts decodes first: prefill has the last rows of the real ones."""

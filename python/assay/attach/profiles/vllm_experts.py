@@ -6,6 +6,7 @@ seen only when they are asked for by name (vllm_compile).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from .vllm_attention import layer_of
@@ -14,6 +15,10 @@ from .vllm_steps import Recorder
 RUNNER = "vllm.model_executor.layers.fused_moe.runner.moe_runner:MoERunner"
 ROUTER = "vllm.model_executor.layers.fused_moe.router.fused_moe_router:FusedMoERouter"
 SITES = ("moe.topk_ids", "moe.topk_ids.margin", "moe.topk_weights", "moe.routed", "moe.shared")
+
+
+def _names(layer: int | None) -> list[str]:
+    return [f"layers.{layer}.{site}{suffix}" for site in SITES for suffix in ("", ".partial")]
 
 
 class Experts:
@@ -26,9 +31,11 @@ class Experts:
         self._factors: dict[int, float] = {}  # likewise: what the runner multiplies the experts' result with, later
         self._logits: Any = None  # of the choice under way
 
-    def install(self, model: Any) -> None:
+    def install(self, model: Any, wanted: Callable[[list[str]], bool]) -> None:
+        """wanted: whether any of these sites is to be recorded. In a compiled run each probe is part of the graph."""
         every = model.named_modules()
         runners = [(path, m) for path, m in every if hasattr(m, "routed_experts") and hasattr(m, "router")]
+        runners = [(path, m) for path, m in runners if wanted(_names(layer_of(f"{path}.")))]
         if not runners:
             return
         session = self._session
@@ -72,7 +79,7 @@ class Experts:
         suffix = ".partial" if parts and not runner._fused_output_is_reduced else ""
         if self._session.observed(f"layers.{layer}.moe.routed{suffix}"):
             self._recorder.record(f"moe.routed{suffix}", self._scaled(runner, routed), layer)
-        if shared is not None:
+        if shared is not None and self._session.observed(f"layers.{layer}.moe.shared{suffix}"):
             self._recorder.record(f"moe.shared{suffix}", shared, layer)
 
     def _scaled(self, owner: Any, tensor: Any) -> Any:

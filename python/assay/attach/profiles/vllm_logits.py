@@ -8,7 +8,7 @@ from assay import Run
 
 from ..rows import Rows
 from .vllm_compile import Compilation
-from .vllm_steps import RUNNERS, Recorder, Steps
+from .vllm_steps import RUNNERS, Recorder, Steps, given
 
 
 class Logits:
@@ -31,13 +31,15 @@ class Logits:
 
     def _forward(self, call: Any, result: Any) -> None:
         """A compiled model gives its last norm; in eager runs the norm itself is observed."""
-        if self._compilation.compiles and hasattr(result, "shape"):
+        if self._compilation.compiles and hasattr(result, "shape") and self._session.observed("final_norm"):
             self._recorder.record("final_norm", result)
 
     def _before(self, call: Any) -> None:
         """Before the sampler, which works on the logits in place."""
-        logits = call.args[1] if len(call.args) > 1 else call.kwargs.get("logits")
-        if logits is None or (rows := self._rows(logits.shape[0])) is None:
+        logits = given(call, 1, "logits")
+        if logits is None or not self._session.observed("logits", "next_token.margin"):
+            return
+        if (rows := self._rows(logits.shape[0])) is None:
             return
         self._session.record("logits", logits, rows=rows)
         if self._session.observed("next_token.margin"):
@@ -48,9 +50,9 @@ class Logits:
 
     def _after(self, call: Any, result: Any) -> None:
         tokens = result.sampled_token_ids
-        if tokens is None or tokens.ndim != 2 or tokens.shape[1] != 1 or (rows := self._rows(tokens.shape[0])) is None:
+        if tokens is None or tokens.ndim != 2 or tokens.shape[1] != 1 or not self._session.observed("next_token"):
             return
-        if self._session.observed("next_token"):
+        if (rows := self._rows(tokens.shape[0])) is not None:
             self._session.record("next_token", tokens[:, 0].long(), rows=self._final(rows))
 
     def _final(self, rows: Rows) -> Rows:

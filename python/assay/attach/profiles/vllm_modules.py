@@ -9,10 +9,12 @@ goes on with: nothing is added up here.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from ..groups import Recorded
 from .vllm_attention import Attention, layer_of
 from .vllm_compile import Compilation
 from .vllm_experts import Experts
@@ -201,7 +203,7 @@ class Modules:
         asked = [e for e in FUSED if self._compilation.asked_for(e.sites)]
         outputs = list(places(model, (*OUTPUTS, *(asked if compiled else FUSED))))
         inputs = list(places(model, INPUTS)) if compiled else []
-        self._experts.install(model)
+        self._experts.install(model, self._compilation.wanted)
         if compiled:
             self._tell_invisible(asked)
         self._watch(model, outputs, self._by_output, {"then": self._ran})
@@ -231,20 +233,20 @@ class Modules:
             self._session.modules(model, list(table), label=f"module:vLLM's model, {which}", **callback)
 
     def _ran(self, module: Any, name: str, args: Any, kwargs: Any, output: Any) -> None:
-        self._read(self._by_output[name], args, output)
+        tensors = output if isinstance(output, tuple) else (output,)
+        if tensors[-1] is None:
+            tensors = tensors[:-1]  # the bias that vLLM's linear layers give
+        self._recorder.views(name, tensors, self._found(self._by_output[name], args, output))
 
     def _runs(self, module: Any, name: str, args: Any, kwargs: Any) -> None:
         """The input is read as if it were an output, of the norm that made it."""
         taken = args[0] if args else next(iter(kwargs.values()))
-        self._read(self._by_input[name], (), taken)
+        self._recorder.views(("input", name), (taken,), self._found(self._by_input[name], (), taken))
 
-    def _read(self, found: list[tuple[Place, Entry]], args: Any, output: Any) -> None:
+    def _found(self, found: list[tuple[Place, Entry]], args: Any, output: Any) -> Iterator[Recorded]:
         for place, entry in found:
             for site, tensor, cut in entry.read(place, args, output):
-                fields: dict[str, Any] = {}
+                fields: dict[str, Any] = {"engine_name": place.path}
                 if cut:
-                    columns = 1
-                    for extent in tensor.shape[1:]:
-                        columns *= extent
-                    fields = self._shard(columns)
-                self._recorder.record(site, tensor, place.layer, engine_name=place.path, **fields)
+                    fields.update(self._shard(math.prod(tensor.shape[1:])))
+                yield site, place.layer, tensor, fields

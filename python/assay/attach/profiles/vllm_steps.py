@@ -9,12 +9,14 @@ as what they are.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import assay
 from assay import Run
 
+from ..groups import Group, Recorded
 from ..rows import Rows
 from ..session import Session
 
@@ -37,9 +39,23 @@ class Sampled:
 class _Batch:
     """One step's requests in the order of their rows."""
 
-    runs: list[Run] = field(default_factory=list)
-    phase: str = "unknown"
-    sampled: Sampled | None = None
+    runs: list[Run]
+    prompts: list[int]  # length of each request's
+
+    @property
+    def phase(self) -> str:
+        decodes = sum([run.first_position >= prompt for run, prompt in zip(self.runs, self.prompts)])
+        return "prefill" if decodes == 0 else "decode" if decodes == len(self.runs) else "mixed"
+
+    def sampled(self) -> Sampled:
+        ends = [run.first_position + run.n_rows for run in self.runs]
+        runs = [Run(run.request, i, 1, end - 1) for i, (run, end) in enumerate(zip(self.runs, ends))]
+        return Sampled(runs, [end >= prompt for end, prompt in zip(ends, self.prompts)])
+
+
+def given(call: Any, index: int, name: str) -> Any:
+    """An argument by its place or name; binding the signature would cost more than the recording."""
+    return call.args[index] if len(call.args) > index else call.kwargs.get(name)
 
 
 class Steps:
@@ -50,23 +66,30 @@ class Steps:
         self._keys: dict[str, int] = {}  # the engine's id of a live request -> key
         self._seen: OrderedDict[int, int] = OrderedDict()  # key of a prompt -> how often it came
         self._step = -1
-        self.sampled: Sampled | None = None
+        self._batch: _Batch | None = None
+        self._sampled: Sampled | None = None  # of the batch, once it was asked for
         for runner in RUNNERS:
             session.wrap(f"{runner}._prepare_inputs", after=self._prepared)
             session.wrap(f"{runner}._dummy_run", before=self._dummy_begins, after=self._dummy_ends)
             session.wrap(f"{runner}.execute_model", before=self._begins)
 
+    @property
+    def sampled(self) -> Sampled | None:
+        if self._sampled is None and self._batch is not None:
+            self._sampled = self._batch.sampled()
+        return self._sampled
+
     # ---- callbacks
 
     def _begins(self, call: Any) -> None:
-        for gone in call.bound["scheduler_output"].finished_req_ids:
+        for gone in given(call, 1, "scheduler_output").finished_req_ids:
             self._keys.pop(gone, None)
 
     def _prepared(self, call: Any, result: Any) -> None:
-        scheduled = [int(n) for n in call.bound["num_scheduled_tokens"]]
+        scheduled = given(call, 2, "num_scheduled_tokens").tolist()
         batch = self._read(call.self.input_batch, scheduled)
         self._step += 1
-        self.sampled = batch.sampled
+        self._batch, self._sampled = batch, None
         self._session.rows = Rows(batch.runs, step=self._step, phase=batch.phase)
 
     def _dummy_begins(self, call: Any) -> None:
@@ -75,7 +98,7 @@ class Steps:
         n = int(arguments["num_tokens"])
         phase = "capture" if capturing else "warmup" if arguments.get("is_profile") else "dummy"
         self._session.rows = Rows([Run(0, 0, n, 0, True)], phase=phase)
-        self.sampled = None
+        self._batch = self._sampled = None
 
     def _dummy_ends(self, call: Any, result: Any) -> None:
         self._session.rows = None
@@ -83,22 +106,16 @@ class Steps:
     # ---- the batch
 
     def _read(self, batch: Any, scheduled: list[int]) -> _Batch:
-        found = _Batch(sampled=Sampled([], []))
-        assert found.sampled is not None
-        decodes = prefills = 0
+        n = len(scheduled)
+        prompts = batch.num_prompt_tokens[:n].tolist()
+        computed = batch.num_computed_tokens_cpu[:n].tolist()
+        runs = []
         row = 0
-        for i, n in enumerate(scheduled):
-            prompt = int(batch.num_prompt_tokens[i])
-            computed = int(batch.num_computed_tokens_cpu[i])
-            key = self._key(str(batch.req_ids[i]), batch, i, prompt)
-            found.runs.append(Run(key, row, n, computed))
-            found.sampled.runs.append(Run(key, i, 1, computed + n - 1))
-            found.sampled.final.append(computed + n >= prompt)
-            decodes += computed >= prompt
-            prefills += computed < prompt
-            row += n
-        found.phase = "mixed" if decodes and prefills else "decode" if decodes else "prefill"
-        return found
+        for i, n_rows in enumerate(scheduled):
+            key = self._keys.get(batch.req_ids[i]) or self._key(batch.req_ids[i], batch, i, prompts[i])
+            runs.append(Run(key, row, n_rows, computed[i]))
+            row += n_rows
+        return _Batch(runs, prompts)
 
     def _key(self, request: str, batch: Any, i: int, n_prompt: int) -> int:
         key = self._keys.get(request)
@@ -121,6 +138,26 @@ class Recorder:
     def __init__(self, session: Session) -> None:
         self.session = session
         self._padded: tuple[Rows | None, int, Rows | None] = (None, 0, None)
+        self._groups: dict[Hashable, Group] = {}
+
+    def views(
+        self, key: Hashable, tensors: Sequence[Any], found: Iterable[Recorded], rows: Rows | None = None
+    ) -> None:
+        """Records what a probe finds in the same tensors each time. key: of the probe, and whatever else than the tensors
+        decides what is recorded; found: is looked at when the group (groups.py) does not know such tensors; rows: those of
+        the step when left out."""
+        if rows is None:
+            rows = self.session.rows
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = Group(self.session)
+        if rows is not None and group.record(rows, tensors):
+            return
+        recorded = list(found)
+        for name, layer, tensor, fields in recorded:
+            self.record(name, tensor, layer, rows, **fields)
+        if rows is not None:
+            group.learn(rows, tensors, recorded)
 
     def record(self, name: str, tensor: Any, layer: int | None = None, rows: Rows | None = None, **fields: Any) -> None:
         """rows: those of the step when left out."""

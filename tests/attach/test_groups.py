@@ -1,0 +1,176 @@
+"""Groups: what the one built-in call records must be what the long way records."""
+
+import assay
+import pytest
+import torch
+from assay import Run, _fast_call
+from assay.attach.groups import MAX_LEARNED, Group
+from assay.attach.rows import Rows
+from assay.attach.session import Session
+
+EXACT = ["count", "zero", "nan", "digest", "min", "max", "abs_max", "abs_max_index", "sum", "sum_sq"]
+RUNS = [Run(7, 0, 2, 62), Run(2**63 + 9, 2, 1, 5)]
+
+
+@pytest.fixture
+def session(tmp_path, monkeypatch):
+    if _fast_call.functions() is None:
+        pytest.skip("this torch has no C exchange API of DLPack")
+    monkeypatch.setenv("ASSAY", "all")
+    monkeypatch.setenv("ASSAY_DIR", str(tmp_path / "trace"))
+    session = Session()
+    session.folder = tmp_path / "trace"
+    yield session
+    session.finish()
+
+
+def rows_of(step, runs=RUNS):
+    return Rows(runs, step=step, phase="decode")
+
+
+def found(q, kv):
+    """What a probe of attention makes of a query of four heads and of both latents in one tensor."""
+    heads = q.view(q.shape[0], 4, -1)
+    yield "attn.q_nope", 2, heads[..., :24], {}
+    yield "attn.q_pe", 2, heads[..., 24:], {"shard_index": 1, "shard_count": 2, "shard_col_offset": 32, "shard_full_cols": 64}
+    yield "layers.2.attn.kv_c_normed", 2, kv[:, :40], {"engine_name": "m.kv", "meta": {"kv_scale": 0.5}}
+    yield "attn.k_pe", 2, kv[:, 40:].view(kv.shape[0], 1, -1), {"compute_dtype": torch.bfloat16}
+
+
+def long_way(session, rows, tensors, recorded):
+    for name, layer, tensor, fields in recorded:
+        assert session.record(name, tensor, layer=layer, rows=rows, **fields)
+
+
+def tensors(seed, n=3, dtype=torch.float32):
+    torch.manual_seed(seed)
+    return torch.randn(n, 128).to(dtype), torch.randn(n, 3, 48).to(dtype)[:, 1]  # rows of the second lie apart
+
+
+def events(session):
+    assert not session._failures
+    session.finish()
+    return list(assay.open(session.folder))
+
+
+def check_like(got, expected, one_row=False):
+    """one_row: its stride leads nowhere, and torch gives views of one row any; a group's is that of the tensor."""
+    fields = "engine_name axes row_axis head_axis base_address shard_index shard_count shard_col_offset shard_full_cols".split()
+    for field in (*fields, "site", "shape", "dtype", "compute_dtype", "storage_offset", "step", "phase", "meta"):
+        assert getattr(got, field) == getattr(expected, field), (got.site, field)
+    assert got.strides[one_row:] == expected.strides[one_row:]
+    assert len(got.segments) == len(expected.segments)
+    for a, b in zip(got.segments, expected.segments):
+        assert (a.request, a.first_position, a.first_row, a.n_rows) == (b.request, b.first_position, b.first_row, b.n_rows)
+        assert all(getattr(a, field) == getattr(b, field) for field in EXACT), got.site
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_ViewsAreRecordedAsByTheLongWay(session, dtype):
+    group = Group(session)
+    first, second = tensors(1, dtype=dtype), tensors(2, dtype=dtype)
+    assert not group.record(rows_of(0), first)  # nothing is learned
+    long_way(session, rows_of(0), first, found(*first))
+    group.learn(rows_of(0), first, list(found(*first)))
+    assert group.record(rows_of(1), second)
+    long_way(session, rows_of(1), second, found(*second))
+    recorded = events(session)
+    assert len(recorded) == 12
+    for got, expected in zip(recorded[4:8], recorded[8:]):
+        check_like(got, expected)
+
+
+def test_OtherNumbersOfRowsNeedNoLearning(session):
+    group, first, one = Group(session), tensors(1), tensors(2, n=1)
+    long_way(session, rows_of(0), first, found(*first))
+    group.learn(rows_of(0), first, list(found(*first)))
+    runs = [Run(7, 0, 1, 64)]
+    assert group.record(rows_of(1, runs), one)
+    long_way(session, rows_of(1, runs), one, found(*one))
+    recorded = events(session)
+    for got, expected in zip(recorded[4:8], recorded[8:]):
+        check_like(got, expected, one_row=True)
+
+
+def test_TensorsThatLookOtherwiseAreLeftToTheLongWay(session):
+    group, known = Group(session), tensors(1)
+    long_way(session, rows_of(0), known, found(*known))
+    group.learn(rows_of(0), known, list(found(*known)))
+    q, kv = known
+    others = [
+        (q,),
+        (q, kv, kv),
+        (q.bfloat16(), kv),
+        (torch.randn(3, 256)[:, ::2], kv),
+        (q.view(3, 4, 32), kv),
+        (torch.randn(3, 129)[:, 1:].contiguous()[:2], kv[:2]),  # fewer rows than the step has
+        (torch.nn.Parameter(q), kv),
+        (q, "no tensor"),
+        (torch.complex(q, q).conj().imag, kv),
+    ]
+    for tensors_ in others:
+        assert not group.record(rows_of(1), tensors_)
+    assert len(events(session)) == 4  # of the long way
+
+
+def test_WhatIsNoViewOfTheTensorsIsNotLearned(session):
+    q, kv = tensors(1)
+    rows = rows_of(0)
+    for recorded in (
+        [],
+        [("attn.q", 0, q.clone(), {})],
+        [("attn.q", 0, q.t(), {})],
+        [("attn.q", 0, q[:2], {})],
+        [("attn.q", 0, q[1:], {})],
+        [("attn.q", 0, q, {"flags": 1})],
+        [("attn.q", 0, q, {}), ("attn.k", 0, kv.float() + 1, {})],
+    ):
+        group = Group(session)
+        for name, layer, tensor, fields in recorded:
+            session.record(name, tensor, layer=layer, rows=rows, **fields)
+        group.learn(rows, (q, kv), recorded)
+        assert not group.record(rows, (q, kv)), recorded
+
+
+def test_DisarmedRecordsNothingAndArmedGoesOn(session):
+    group, given = Group(session), tensors(1)
+    long_way(session, rows_of(0), given, found(*given))
+    group.learn(rows_of(0), given, list(found(*given)))
+    session.trace().arm(False)
+    assert group.record(rows_of(1), given)
+    session.trace().arm(True)
+    assert group.record(rows_of(2), given)
+    assert [e.step for e in events(session)] == [0] * 4 + [2] * 4
+
+
+def test_ATensorThatChangesAllTheTimeIsLearnedSoManyTimesAlone(session):
+    group = Group(session)
+    for width in range(8, 8 + 2 * MAX_LEARNED):
+        x = torch.randn(3, width)
+        assert not group.record(rows_of(width), (x,))
+        session.record("attn.q_a", x, layer=0, rows=rows_of(width))
+        group.learn(rows_of(width), (x,), [("attn.q_a", 0, x, {})])
+    assert len(group._kept) == MAX_LEARNED
+    assert len(events(session)) == 2 * MAX_LEARNED
+
+
+def test_AnotherTraceIsNotGivenWhatWasLearnedInTheFirst(session):
+    group, given = Group(session), tensors(1)
+    long_way(session, rows_of(0), given, found(*given))
+    group.learn(rows_of(0), given, list(found(*given)))
+    session.finish()
+    session._after_fork()  # as in a child, which opens a recording of its own
+    assert not group.record(rows_of(1), given)
+
+
+def test_NamesThatTheSettingsLeaveOutAreAskedForOnce(tmp_path, monkeypatch):
+    monkeypatch.setenv("ASSAY", "mla")
+    monkeypatch.setenv("ASSAY_DIR", str(tmp_path / "trace"))
+    session = Session()
+    trace = session.trace()
+    trace.arm(False)
+    assert trace.lets_through("layers.0.attn.q") and not trace.lets_through("logits")
+    assert not session.observed("layers.0.attn.q") and not session.observed("logits")
+    trace.arm(True)
+    assert session.observed("layers.0.attn.q") and not session.observed("logits")
+    session.finish()
