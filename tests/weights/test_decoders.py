@@ -13,6 +13,8 @@ gguf = pytest.importorskip("gguf")
 torch = pytest.importorskip("torch")
 from decoded import ASSAY, audit, decode, folder  # noqa: E402
 
+from cases.generators.weights import AWQ_ORDER, _packed  # noqa: E402
+
 QUANTISED = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4"]
 
 
@@ -246,6 +248,68 @@ def test_reference_runs_float8_like_its_dequantised_twin(tmp_path: pathlib.Path)
         (tmp_path / place).mkdir()
         folder(tmp_path / place, tensors, LLAMA | more)
     assert generated(tmp_path / "b") == generated(tmp_path / "a")
+
+
+def in_format(fmt: str, w: torch.Tensor, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """A matrix [N, K] as a writer of the format stores it, rounded to the nearest code in each of its groups."""
+    n, k = w.shape
+    if fmt in ("nvfp4", "mxfp4"):
+        group, table = 16 if fmt == "nvfp4" else 32, torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+        amax = w.reshape(n, k // group, group).abs().amax(-1) / 6
+        if fmt == "nvfp4":
+            stored = (amax / 0.01).to(torch.float8_e4m3fn)
+            wide = stored.float() * 0.01
+        else:
+            exponent = torch.ceil(torch.log2(amax))
+            stored, wide = (exponent + 127).to(torch.uint8), 2**exponent
+        x = w / wide.repeat_interleave(group, 1)
+        code = (x.abs()[..., None] - table).abs().argmin(-1) + 8 * (x < 0)
+        packed = (code[:, 0::2] | code[:, 1::2] << 4).to(torch.uint8)
+        if fmt == "nvfp4":
+            return {"weight": packed, "weight_scale": stored, "weight_scale_2": torch.tensor(0.01)}
+        return {"weight_packed": packed, "weight_scale": stored}
+    order = torch.randperm(k, generator=generator) // 32 if fmt == "gptq" else torch.arange(k) // 32
+    scale, zero = torch.empty(k // 32, n), torch.empty(k // 32, n, dtype=torch.int64)
+    for g in range(k // 32):
+        low, high = w[:, order == g].amin(1), w[:, order == g].amax(1)
+        scale[g] = ((high - low) / 15).half().float()
+        zero[g] = torch.round(-low / scale[g]).clamp(1, 15).long()
+    code = (torch.round(w.T / scale[order]) + zero[order]).clamp(0, 15).long()  # [K, N]
+    if fmt == "gptq":
+        along, kept = _packed(code.numpy(), 0), _packed(zero.numpy() - 1, 1)
+    else:
+        along, kept = _packed(code.numpy(), 1, AWQ_ORDER), _packed(zero.numpy(), 1, AWQ_ORDER)
+    more = {"g_idx": order.to(torch.int32)} if fmt == "gptq" else {}
+    return {"qweight": torch.from_numpy(along), "qzeros": torch.from_numpy(kept), "scales": scale.half()} | more
+
+
+QUANTISATION = {
+    "nvfp4": {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+    "mxfp4": {"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized"},
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": False},
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True},
+}
+
+
+@pytest.mark.parametrize("fmt", QUANTISATION)
+def test_reference_runs_what_it_decodes(fmt: str, tmp_path: pathlib.Path) -> None:
+    """The decoded twin, near the numbers it was made of, gives the same tokens."""
+    generator, quantised = torch.Generator().manual_seed(43), {}
+    weights = llama_weights()
+    for name, w in weights.items():
+        if w.dim() == 2 and ".layers." in name:
+            quantised |= {name.removesuffix("weight") + k: v for k, v in in_format(fmt, w, generator).items()}
+        else:
+            quantised[name] = w
+    path = folder(tmp_path / "model", quantised, LLAMA | {"quantization_config": QUANTISATION[fmt]})
+    code, result, _ = audit(path)
+    assert code == 0, result["findings"]
+    plain = decode(path, tmp_path / "out.safetensors")
+    assert plain.keys() == weights.keys()
+    for name, w in weights.items():
+        assert np.abs(plain[name] - w.numpy()).max() <= 0.2 * np.abs(w.numpy()).max(), name
+    twin = folder(tmp_path / "plain", {name: torch.from_numpy(x) for name, x in plain.items()}, LLAMA)
+    assert generated(path) == generated(twin)
 
 
 def test_checkpoint_is_not_written_over(tmp_path):
