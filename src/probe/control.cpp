@@ -12,6 +12,7 @@
 #include <new>
 #include <set>
 
+#include "base/file_name.h"
 #include "base/files.h"
 #include "base/hex.h"
 
@@ -21,13 +22,6 @@ namespace {
 // Not ".assay": readers of the trace must not take it for a trace file.
 constexpr const char* kSuffix = ".control";
 constexpr size_t kFileBytes = 4096;
-
-// At most 63 characters for a file name; what is no letter or digit becomes '_'.
-std::string SafeName(const std::string& host) {
-  std::string safe;
-  for (char c : host.substr(0, 63)) safe += std::isalnum(static_cast<unsigned char>(c)) || c == '-' ? c : '_';
-  return safe.empty() ? "host" : safe;
-}
 
 // A page that others write: copied out, then bounded.
 // page is a copy that nobody else writes.
@@ -106,7 +100,7 @@ bool ArmSwitch::MapFile() {
   host_.copy(content.host, sizeof(content.host) - 1);
   std::memcpy(bytes.data(), &content, sizeof(content));
   std::string path =
-      dir_ + "/" + SafeName(host_) + "-" + std::to_string(content.pid) + "-" + Hex64(RandomBits()) + kSuffix;
+      dir_ + "/" + SafeFileName(host_) + "-" + std::to_string(content.pid) + "-" + Hex64(RandomBits()) + kSuffix;
   FileDescriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
   if (!file.valid()) return false;
   if (WriteAll(file.get(), bytes.data(), bytes.size()) != 0 ||

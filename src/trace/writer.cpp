@@ -12,6 +12,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "base/file_name.h"
 #include "base/hex.h"
 #include "base/wall_clock.h"
 #include "trace/append_file.h"
@@ -23,18 +24,6 @@ namespace assay {
 namespace {
 
 using format::DropReason;
-
-// Letters, digits, '-' and '.' of a host name; a file name must not depend on what a host is called.
-std::string SafeName(const std::string& text) {
-  std::string safe;
-  for (char c : text) {
-    const bool plain =
-        (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '-' || c == '.';
-    safe.push_back(plain ? c : '_');
-  }
-  if (safe.empty() || safe[0] == '.') safe.insert(0, "host");
-  return safe.substr(0, 64);
-}
 
 // `with` is not searched again: a host name with "%p" in it stays what it is.
 std::string ReplaceAll(std::string text, const std::string& what, const std::string& with) {
@@ -49,7 +38,7 @@ Result<std::string> MakeTraceDir(const std::string& pattern, const ProcessInfo& 
   if (pattern.empty()) return Status::Usage("trace folder: empty path; set ASSAY_DIR or pass a folder");
   std::string dir = ReplaceAll(pattern, "%r", std::to_string(process.rank));
   dir = ReplaceAll(dir, "%p", std::to_string(process.pid));
-  dir = ReplaceAll(dir, "%h", SafeName(process.host));
+  dir = ReplaceAll(dir, "%h", SafeFileName(process.host));
   while (dir.size() > 1 && dir.back() == '/') dir.pop_back();
   if (dir.find("%i") == std::string::npos) {
     ASSAY_RETURN_IF_ERROR(MakeDirs(dir));
@@ -138,8 +127,8 @@ struct TraceWriter::Impl {
     s->pid = ::getpid();
     s->payload_left.store(options.payload_budget);
     AppendFileOptions file_options;
-    file_options.path = dir + "/" + SafeName(info.host) + "-" + std::to_string(info.pid) + "-" + Hex64(RandomBits()) +
-                        format::kFileSuffix;
+    file_options.path = dir + "/" + SafeFileName(info.host) + "-" + std::to_string(info.pid) + "-" +
+                        Hex64(RandomBits()) + format::kFileSuffix;
     file_options.byte_cap = options.byte_cap;
     file_options.reserve_step = options.reserve_step;
     file_options.ready_step = options.ready_step;

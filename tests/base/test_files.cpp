@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/file_name.h"
 #include "base/files.h"
 #include "base/json_writer.h"
 #include "base/mapped_file.h"
@@ -124,6 +125,14 @@ TEST_F(Files, LoopOfLinksAndTooLongANameAreBadInput) {
   for (const std::string& path : {dir_ + "/loop", dir_ + "/loop/x", dir_ + "/" + std::string(300, 'x')}) {
     EXPECT_EQ(MappedFile::Open(path).status().code(), Code::kBadInput) << path;
   }
+}
+
+TEST(SafeFileName, KeepsPlainCharactersAndNeverHides) {
+  EXPECT_EQ(SafeFileName("node-3.cluster"), "node-3.cluster");
+  EXPECT_EQ(SafeFileName("a/../b \xff"), "a_.._b__");
+  EXPECT_EQ(SafeFileName(".hidden"), "host.hidden");
+  EXPECT_EQ(SafeFileName(""), "host");
+  EXPECT_EQ(SafeFileName(std::string(100, 'a')).size(), 64u);
 }
 
 TEST(JsonWriter, NestsAndSeparates) {
