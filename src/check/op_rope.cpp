@@ -257,13 +257,14 @@ Explanation WithoutScaling(const oracle::RopeSpec& spec) {
 }
 
 // All frequencies off by one constant: another factor of linear scaling than the declared one (twice, say), or linear
-// scaling where none is declared. Factors in use are powers of two.
+// scaling where none is declared, or frequencies multiplied by the factor that should divide them. Factors in use are
+// powers of two.
 std::optional<Explanation> ExplainFactor(const Subject& s, const Rotation& r, const oracle::Computed& before,
                                          std::span<const double> positions) {
   const bool linear = r.spec.scaling == oracle::RopeScaling::kLinear;
   if (!linear && r.spec.scaling != oracle::RopeScaling::kDefault) return std::nullopt;
   const double declared = linear ? r.spec.factor : 1;
-  std::vector<double> factors = {declared * declared};
+  std::vector<double> factors = {declared * declared, 1 / declared};
   for (double factor = 2; factor <= 64; factor *= 2) factors.push_back(factor);
   for (double factor : factors) {
     const double c = declared / factor;

@@ -24,12 +24,12 @@ float Coarse(double x) {  // bf16
 }
 
 // Pairs (i, i + d / 2), positions from kFirst on.
-std::vector<float> Turned(const std::vector<float>& x, bool coarse_angles = false) {
+std::vector<float> Turned(const std::vector<float>& x, bool coarse_angles = false, double times = 1) {
   std::vector<float> y(x.size());
   for (size_t at = 0; at < x.size(); at += kSize) {
     const double position = static_cast<double>(kFirst) + static_cast<double>(at / (kHeads * kSize));
     for (size_t i = 0; i < kSize / 2; ++i) {
-      const double inverse = std::pow(10000.0, -2.0 * static_cast<double>(i) / kSize);
+      const double inverse = times * std::pow(10000.0, -2.0 * static_cast<double>(i) / kSize);
       const double angle =
           coarse_angles ? double{Coarse(double{Coarse(position)} * double{Coarse(inverse)})} : position * inverse;
       const double a = double{x[at + i]}, b = double{x[at + i + kSize / 2]};
@@ -75,6 +75,13 @@ TEST(Rotation, AnglesOfACoarseFloatArePrecision) {
   EXPECT_FIRST(r, "layers.2.attn.q", "PRECISION");
   EXPECT_NE(r.findings[0].evidence[0].find("bf16"), std::string::npos) << r.findings[0].evidence[0];
   EXPECT_TRUE(Layer(Projected(), Turned(Projected()), {{"rope.theta", "10000"}}).findings.empty());
+}
+TEST(Rotation, FactorThatMultipliesWhereItShouldDivideIsNamed) {
+  const Meta linear = {{"rope.theta", "10000"}, {"rope.type", "linear"}, {"rope.factor", "4"}};
+  const CheckResult r = Layer(Projected(), Turned(Projected(), false, 4), linear);
+  EXPECT_FIRST(r, "layers.2.attn.q", "ROPE-FORM");
+  EXPECT_EQ(r.findings[0].constant_value, 16);
+  EXPECT_TRUE(Layer(Projected(), Turned(Projected(), false, 0.25), linear).findings.empty());
 }
 TEST(Rotation, ConstantOffsetOfPositionsIsNoPrecision) {
   std::vector<float> x(Projected().begin(), Projected().end());
