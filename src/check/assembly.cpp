@@ -320,6 +320,8 @@ CheckResult Assembly::Result() {
     const auto best = std::max_element(call.said.begin(), call.said.end(),
                                        [](const auto& a, const auto& b) { return a.second->rank < b.second->rank; });
     for (const auto& [check, suspicion] : call.said) {
+      // Later events of a call that its check has explained are the same fault, whether the search went on or not.
+      if (check == best->first && suspicion->rank <= 1 && best->second->rank > 1) continue;
       const bool explained = check != best->first && suspicion->rank <= 1 && best->second->rank > 1;
       standing_[check].push_back(
           {suspicion, root, bad.name, explained ? std::string(checks_[best->first]->name) : std::string()});

@@ -136,6 +136,8 @@ Result<DemoRun> Generate(const Subject& subject, const DemoOptions& demo, Attent
   Settings settings;
   settings.profile = "all";
   settings.dir = dir;
+  // Traces that stay are there to be diagnosed, which takes the operands' values; the demo itself needs none.
+  if (!demo.keep.empty()) settings.level = Level::kPayload;
   PromptInput prompt;
   ASSAY_ASSIGN_OR_RETURN(prompt.tokens, subject.tokenizer->Encode(demo.prompt));
   ASSAY_RETURN_IF_ERROR(CheckPositions(subject.config, prompt.tokens.size(), demo.max_tokens, "ask for fewer"));
@@ -311,7 +313,9 @@ int RunDemo(const DemoOptions& options) {
   if (!demo.ok()) return Fail("demo", demo.status());
   const std::string text = options.json ? WriteJson(ToJson(*demo)) + "\n" : ToText(*demo);
   std::fwrite(text.data(), 1, text.size(), stdout);
-  if (!options.keep.empty()) std::fprintf(stderr, "assay demo: traces in %s\n", options.keep.c_str());
+  if (!options.keep.empty())
+    std::fprintf(stderr, "assay demo: traces in %s; next: assay diagnose %s/faulty\n", options.keep.c_str(),
+                 options.keep.c_str());
   return demo->found() ? kExitOk : kExitDifference;
 }
 
@@ -329,12 +333,13 @@ void AddDemoCommand(CLI::App& app, int* exit_code) {
       ->check(CLI::Range(int64_t{1}, int64_t{1024}))
       ->capture_default_str();
   command->add_option("--model", options->model, "Checkpoint folder; default: models/kjv-mla-10m near the program");
-  command->add_option("--keep", options->keep, "Keep the two traces in this folder");
+  command->add_option("--keep", options->keep, "Keep the two traces, with values, in this folder");
   command->add_flag("--json", options->json, "Print JSON, schema assay.demo/1");
   command->footer(
       "Examples:\n"
       "  assay demo\n"
       "  assay demo --prompt \"The LORD is my shepherd\" --fault lse-base-2 --layer 3\n"
+      "  assay demo --keep story && assay diagnose story/faulty\n"
       "Exits 0 when the first wrong tensor is found where the fault was planted, 1 when not.");
   command->callback([options, exit_code] { *exit_code = RunDemo(*options); });
 }

@@ -68,7 +68,7 @@ std::string_view NameOf(Kind kind) {
     case Kind::kOtherStride:
       return "other stride";
     case Kind::kRowsOf:
-      return "rows of";
+      return "rows";
     case Kind::kZero:
       return "zero";
     case Kind::kConstantRows:
