@@ -105,12 +105,8 @@ void JudgeDeclaredOperation(Subject& s, const std::string& kind, const std::vect
     if ((!activation && !codes.ends_with(".codes")) || !HasCodes(s, parts, activation))
       return Missing(s, codes + " with its scales, as NAME.codes or NAME.q");
     op.run = [&s, parts, activation](std::span<const Array>) -> Result<oracle::Computed> {
-      ASSAY_ASSIGN_OR_RETURN(Array decoded, Dequantise(s, parts, activation));
-      oracle::Computed y;
-      y.value = y.scale = std::move(decoded);
-      for (double& v : y.scale.values) v = std::abs(v);
-      y.value.shape = y.scale.shape = s.actual().shape;
-      return y;
+      ASSAY_ASSIGN_OR_RETURN(const DequantParts apart, TakeApart(s, parts, activation));
+      return Decoded(apart.Values(), apart, s.actual().shape);
     };
     // Codes are no operand that could have been written over: TakeApart reads them itself.
     op.inputs.clear();

@@ -271,6 +271,19 @@ Result<DequantParts> TakeApart(const Subject& s, const std::string& parts, bool 
   return out;
 }
 
+// k: two products of code, scale and global scale, and the sum of a zero point that was scaled apart.
+oracle::Computed Decoded(const Array& value, const DequantParts& parts, const std::vector<int64_t>& shape) {
+  oracle::Computed y;
+  y.value = y.scale = value;
+  for (int64_t i = 0; i < value.size(); ++i) {
+    const double zero = parts.zero.empty() ? 0 : double{parts.zero[static_cast<size_t>(i)]};
+    y.scale[i] = std::abs(value[i]) + std::abs(zero * parts.ScaleOf(i) * parts.global);
+  }
+  y.value.shape = y.scale.shape = shape;
+  y.k = 3;
+  return y;
+}
+
 Result<Array> Dequantise(const Subject& s, const std::string& parts, bool activation, const DequantVariant& variant) {
   ASSAY_ASSIGN_OR_RETURN(const DequantParts apart, TakeApart(s, parts, activation, variant));
   return apart.Values();

@@ -43,6 +43,9 @@ struct DequantParts {
 // missing, shapes that do not fit, or a format that is not known.
 Result<DequantParts> TakeApart(const Subject& subject, const std::string& parts, bool activation,
                                const DequantVariant& variant = {});
+// `value` [rows, cols] of these parts, under the result's shape, as an engine may round it: the scaled code, and the
+// zero point before or behind the scale. docs/numerics.md, "Each operation", dequantisation.
+oracle::Computed Decoded(const oracle::Array& value, const DequantParts& parts, const std::vector<int64_t>& shape);
 // The value itself: [rows, columns].
 Result<oracle::Array> Dequantise(const Subject& subject, const std::string& parts, bool activation,
                                  const DequantVariant& variant = {});

@@ -16,20 +16,6 @@ namespace {
 using namespace op;
 using oracle::Array;
 
-// The decoded value as an engine may round it: the scaled code, and the zero point before or behind the scale.
-oracle::Computed ValueOf(const Array& value, const DequantParts& parts, const std::vector<int64_t>& shape) {
-  oracle::Computed y;
-  y.value = y.scale = value;
-  for (int64_t i = 0; i < value.size(); ++i) {
-    const double zero = parts.zero.empty() ? 0 : double{parts.zero[static_cast<size_t>(i)]};
-    y.scale[i] = std::abs(value[i]) + std::abs(zero * parts.ScaleOf(i) * parts.global);
-  }
-  y.value.shape = y.scale.shape = shape;
-  // Roundings: the difference, the product with the scale, the product with the global scale.
-  y.k = 3;
-  return y;
-}
-
 void JudgeWeight(Subject& s) {
   const std::string parts_of = s.info().name + ".";
   if (!HasCodes(s, parts_of, false)) return;
@@ -38,7 +24,7 @@ void JudgeWeight(Subject& s) {
   const Array value = parts->Values();
   // Silent, since the shard may be cut behind the decoding.
   if (value.size() != s.actual().size()) return;  // a part of it, or packed otherwise
-  const oracle::Computed right = ValueOf(value, *parts, s.actual().shape);
+  const oracle::Computed right = Decoded(value, *parts, s.actual().shape);
   const Difference d = Differ(s, right);
   if (d.ok) return ReportRight(s, d);
   QuantisedProduct q;
@@ -49,7 +35,7 @@ void JudgeWeight(Subject& s) {
   q.decode = [&](const DequantVariant& v) { return TakeApart(s, parts_of, false, v); };
   q.product = [&](const Array& other) -> Result<oracle::Computed> {
     if (other.size() != s.actual().size()) return Status::BadInput("another shape");
-    return ValueOf(other, *parts, s.actual().shape);
+    return Decoded(other, *parts, s.actual().shape);
   };
   std::optional<Explanation> why;
   const double c = ConstantRatio(s.actual(), right.value, s.judged(), std::max(1e-4, 8 * s.precision().store));

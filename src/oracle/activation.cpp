@@ -7,9 +7,11 @@
 namespace assay::oracle {
 namespace {
 
-// Value, what counts in roundings of the value, and the growth inside: see docs/numerics.md.
+// Value and the growth of the accumulator's roundings inside: see docs/numerics.md. argument: what one rounding of the
+// sigmoid's argument to the storing type adds, in code that composes the function of stored tensors.
 struct Point {
   double value, inner;
+  double argument = 0;
 };
 
 // x sigmoid(alpha x), without overflow; -inf gives -0, its limit, where engines' -inf · 0 is NaN: see Act.
@@ -18,7 +20,8 @@ Point Swish(double x, double alpha) {
   const double sigmoid = z >= 0 ? 1 / (1 + std::exp(-z)) : std::exp(z) / (1 + std::exp(z));
   const double y = x * sigmoid;
   // The argument's rounding, z u, moves sigmoid by (1 - sigmoid) |z| u, relatively.
-  return {y, std::abs(y) * (1 + (1 - sigmoid) * std::abs(z))};
+  const double argument = std::abs(y) * (1 - sigmoid) * std::abs(z);
+  return {y, std::abs(y) + argument, alpha == 1 ? 0 : argument};
 }
 
 // The branch keeps the exponential's argument negative, as in Swish.
@@ -71,6 +74,10 @@ Point Act(double x, const ActivationSpec& spec) {
   return {std::nan(""), 0};
 }
 
+// Roundings to the storing type: argument, sigmoid and product where kernels are composed of them, one where they are
+// fused.
+double StoresOf(Activation kind) { return kind == Activation::kQuickGelu || kind == Activation::kSwigluOai ? 3 : 1; }
+
 // k 4: exponential, sum, quotient, product. k_inner 8: what the argument of the exponential may be off by, in
 // roundings.
 Computed EmptyLike(const Array& x) {
@@ -118,13 +125,13 @@ std::optional<Activation> ParseActivation(std::string_view word) {
   return std::nullopt;
 }
 
-// One store: the activation itself.
 Computed Activate(const Array& x, const ActivationSpec& spec) {
   Computed c = EmptyLike(x);
+  c.stores = StoresOf(spec.kind);
   for (int64_t i = 0; i < x.size(); ++i) {
     const Point p = Act(x[i], spec);
     c.value[i] = p.value;
-    c.scale[i] = std::abs(p.value);
+    c.scale[i] = std::abs(p.value) + p.argument / c.stores;
     c.inner[i] = p.inner;
   }
   return c;
@@ -136,7 +143,7 @@ Result<Computed> Gate(const Array& gate, const Array& up, const ActivationSpec& 
   }
   const bool oai = spec.kind == Activation::kSwigluOai;
   Computed c = EmptyLike(gate);
-  c.stores = oai ? 5 : 2;
+  c.stores = StoresOf(spec.kind) + (oai ? 2 : 1);
   c.floors = Array::Filled(gate.shape);
   for (int64_t i = 0; i < gate.size(); ++i) {
     const Point p = Act(gate[i], spec);
@@ -147,7 +154,7 @@ Result<Computed> Gate(const Array& gate, const Array& up, const ActivationSpec& 
       u += 1;
     }
     c.value[i] = p.value * u;
-    c.scale[i] = std::abs(p.value) * u_magnitude;
+    c.scale[i] = (std::abs(p.value) + p.argument / c.stores) * u_magnitude;
     c.inner[i] = p.inner * u_magnitude;
     c.floors[i] = 1 + u_magnitude;  // an activation below the normal numbers is off by the floor, and is multiplied
   }

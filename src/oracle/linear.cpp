@@ -124,7 +124,7 @@ Result<std::vector<RowCheck>> CheckLinear(const Array& x, const Array& w, const 
   }
   Computed all;  // one element: the sum of the row's scales, whose bound is the sum of the bounds
   all.value = all.scale = Array::Filled({1});
-  all.k = static_cast<double>(k + n + 1);
+  all.k = static_cast<double>(k + 1);
   std::vector<RowCheck> checks(static_cast<size_t>(m));
   for (int64_t r = 0; r < m; ++r) {
     RowCheck& check = checks[static_cast<size_t>(r)];
@@ -144,7 +144,8 @@ Result<std::vector<RowCheck>> CheckLinear(const Array& x, const Array& w, const 
     all.scale[0] = scale;
     Precision p = precision;
     p.floor *= static_cast<double>(n);
-    check.bound = BoundAt(all, 0, p);
+    // The probe's own sums are longer than an element's: over K behind the fold over N.
+    check.bound = BoundAt(all, 0, p) + Gamma(static_cast<double>(k + n + 1), 0x1p-53) * scale;
   }
   return checks;
 }

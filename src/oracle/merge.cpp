@@ -24,8 +24,9 @@ Result<MergeResult> MergeChunks(std::span<const Chunk> chunks) {
   const double n = static_cast<double>(chunks.size());
   const std::vector<int64_t>& lse_shape = chunks[0].lse->shape;
   MergeResult m;
-  // Chunk by chunk engines round the accumulated output to the storing type each time.
-  m.out = {Array::Filled(first.shape), Array::Filled(first.shape), Array::Filled(first.shape), 2 * n + 8, 4,
+  // Chunk by chunk engines round the accumulated output to the storing type each time, and the running lse, which the
+  // next weights are taken against.
+  m.out = {Array::Filled(first.shape), Array::Filled(first.shape), Array::Filled(first.shape), 6 * n + 2, n + 2,
            std::max(1.0, n - 1)};
   m.lse = {Array::Filled(lse_shape), Array::Filled(lse_shape), Array::Filled(lse_shape), 2, n + 6,
            std::max(1.0, n - 1)};

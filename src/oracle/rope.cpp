@@ -9,13 +9,25 @@ namespace {
 
 // Radians of one turn.
 constexpr double kTurn = 2 * std::numbers::pi;
-// Relative error of an engine's angle, in units of its accumulator: theta^(-2i/d) in that precision (the logarithm of
-// the result, at most 14, times one roundoff, and three for power and division) and the product with the position.
+// Least relative error of an engine's angle, in units of its accumulator; what a pair may need beyond: BaseRoundings.
 constexpr double kAngleRoundings = 20;
+
+// theta^(-2i/d) as engines compute it, and the product with the position: by a power (the exponent's rounding moves the
+// result by its logarithm, |ln f|, then two for the power, one for the reciprocal, one for the product), or by i
+// products with theta^(-2/d), each of which adds one rounding and that factor's own error, at most two.
+double BaseRoundings(double inverse, size_t pair) {
+  return std::max(kAngleRoundings, std::abs(std::log(inverse)) + 4 + 3 * static_cast<double>(pair));
+}
+
+// A blend f (slow / factor + 1 - slow) whose `slow` is off by `slack` roundoffs, absolutely: relative to the blend,
+// with four roundings of its own.
+double BlendRoundings(double slow, double factor, double slack) {
+  return 4 + slack * std::abs(1 - 1 / factor) / (slow / factor + (1 - slow));
+}
 
 // Fast pairs stay, slow ones are divided by the factor; a linear ramp between the pairs that turn beta_fast and
 // beta_slow times within the original context.
-void StretchYarn(const RopeSpec& spec, std::vector<double>* inverse) {
+void StretchYarn(const RopeSpec& spec, RopeFrequencies* f) {
   const double dim = static_cast<double>(spec.dim);
   // Pair i has the wavelength 2π θ^(2i/dim): solved for the i whose wave fits `turns` times into the original context
   // (Peng et al. 2023, YaRN, arXiv 2309.00071, section 3.2; find_correction_dim of the usual code).
@@ -30,19 +42,26 @@ void StretchYarn(const RopeSpec& spec, std::vector<double>* inverse) {
   low = std::max(low, 0.0);
   high = std::min(high, dim - 1);
   if (low == high) high += 0.001;  // what the usual code does against a division by zero
-  for (size_t i = 0; i < inverse->size(); ++i) {
+  // Ends that are no whole numbers come out of logarithms, six roundings each.
+  const double slack_of_ends = spec.truncate ? 0 : 6 * std::max(std::abs(low), std::abs(high)) / std::abs(high - low);
+  for (size_t i = 0; i < f->inverse.size(); ++i) {
     const double slow = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
-    (*inverse)[i] *= slow / spec.factor + (1 - slow);
+    f->inverse[i] *= slow / spec.factor + (1 - slow);
+    const bool blended = slow > 0 && slow < 1;
+    f->roundings[i] += BlendRoundings(slow, spec.factor, blended ? 3 * slow + 2 + slack_of_ends : 0);
   }
 }
 
 // By wavelength: long waves are stretched by the factor, short ones stay, a blend between.
-void StretchLlama3(const RopeSpec& spec, std::vector<double>* inverse) {
-  for (double& f : *inverse) {
-    const double turns = spec.original_max_position * f / kTurn;  // within the original context
-    const double smooth =
-        std::clamp((turns - spec.low_freq_factor) / (spec.high_freq_factor - spec.low_freq_factor), 0.0, 1.0);
-    f *= (1 - smooth) / spec.factor + smooth;
+void StretchLlama3(const RopeSpec& spec, RopeFrequencies* f) {
+  const double span = spec.high_freq_factor - spec.low_freq_factor;
+  for (size_t i = 0; i < f->inverse.size(); ++i) {
+    const double turns = spec.original_max_position * f->inverse[i] / kTurn;  // within the original context
+    const double smooth = std::clamp((turns - spec.low_freq_factor) / span, 0.0, 1.0);
+    // `turns` has the frequency's own error and three more; the difference and the quotient round too.
+    const double slack = turns * (f->roundings[i] + 3) / span + 2 * smooth;
+    f->inverse[i] *= (1 - smooth) / spec.factor + smooth;
+    f->roundings[i] += BlendRoundings(1 - smooth, spec.factor, smooth > 0 && smooth < 1 ? slack : 0);
   }
 }
 
@@ -105,14 +124,16 @@ Result<RopeFrequencies> MakeFrequencies(const RopeSpec& spec) {
   RopeFrequencies f;
   for (int64_t i = 0; i < spec.dim / 2; ++i) {
     f.inverse.push_back(std::pow(spec.theta, -static_cast<double>(2 * i) / static_cast<double>(spec.dim)));
+    f.roundings.push_back(BaseRoundings(f.inverse.back(), static_cast<size_t>(i)));
   }
   // Position interpolation (Chen et al. 2023, arXiv 2306.15595): every pair turns slower by the factor.
   if (spec.scaling == RopeScaling::kLinear) {
     for (double& v : f.inverse) v /= spec.factor;
+    for (double& n : f.roundings) n += 1;
   } else if (spec.scaling == RopeScaling::kLlama3) {
-    StretchLlama3(spec, &f.inverse);
+    StretchLlama3(spec, &f);
   } else if (spec.scaling == RopeScaling::kYarn) {
-    StretchYarn(spec, &f.inverse);
+    StretchYarn(spec, &f);
   }
   f.magnitude = MagnitudeOf(spec);
   return f;
@@ -140,7 +161,9 @@ Computed CosSinTable(const RopeFrequencies& f, std::span<const double> positions
       c.scale[at + half] = std::abs(sine);
       // |cos(a + e) - cos a| <= |e sin a| + e² / 2 <= 2 |e| while |e| is below 2: no sine, whose zeros would be too
       // sharp.
-      c.inner[at] = c.inner[at + half] = 2 * std::abs(angle * f.magnitude);
+      const double roundings =
+          f.roundings.empty() ? kAngleRoundings : f.roundings[static_cast<size_t>(i)];  // k_inner is one for all pairs
+      c.inner[at] = c.inner[at + half] = 2 * std::abs(angle * f.magnitude) * roundings / kAngleRoundings;
       if (!coarse.angle || coarse.significant_bits == 0) continue;
       // In units of what multiplies `inner` in the bound of an f32 accumulator.
       const double tie = TieSlack(product, coarse.significant_bits) / (kAngleRoundings * 0x1p-24) * f.magnitude;

@@ -36,7 +36,10 @@ struct AngleRounding {
 
 struct RopeFrequencies {
   std::vector<double> inverse;  // radians a position, dim / 2 pairs
-  double magnitude = 1;         // factor of cosines and sines
+  // Of each pair: how many unit roundoffs an engine's angle may be off by, relatively, when it computes the frequency
+  // in its accumulator. Empty: 20 each.
+  std::vector<double> roundings;
+  double magnitude = 1;  // factor of cosines and sines
   AngleRounding rounding = {};
 };
 // kBadInput: odd or no dim, a base or factor that is not positive, no original_max_position where one is needed.
