@@ -31,6 +31,10 @@ bool IsContiguous(const Event& event) {
 }
 
 // Whether it says anything but "not sharded".
+// Columns beyond what a double counts are forged: readers add widths to them.
+constexpr int64_t kMaxColumn = int64_t{1} << 53;
+bool IsColumn(int64_t column) { return column >= -kMaxColumn && column <= kMaxColumn; }
+
 bool HasShard(const Shard& s) { return s.index != 0 || s.count != 1 || s.col_offset != 0 || s.full_cols != 0; }
 
 // A group is there when its content differs from what its absence means; most events then have metadata alone or no
@@ -101,6 +105,9 @@ Result<uint32_t> EventSize(const Event& event) {
       return Status::Usage("payload hash of an event is not 64 hex digits");
     }
     bytes += sizeof(format::PayloadGroup) + 8 * event.payload.rows.size();
+  }
+  if (!IsColumn(event.shard.col_offset) || !IsColumn(event.shard.full_cols)) {
+    return Status::Usage("columns of an event's shard are beyond 2^53");
   }
   if (groups & format::kGroupMeta) bytes += MetaBytes(event.meta);
   bytes += TableBytes(event.segments.size());
@@ -199,6 +206,11 @@ bool CheckEvent(const unsigned char* record, uint32_t size_bytes) {
   if (fixed.groups & format::kGroupStorageOffset) at += 8;
   if (fixed.groups & format::kGroupStrides) at += 8 * uint64_t{fixed.ndim};
   if (at > segments_at) return false;
+  if (fixed.groups & format::kGroupShard) {
+    format::ShardGroup shard;
+    std::memcpy(&shard, record + sizeof(RecordHeader) + fixed.fixed_bytes, sizeof shard);
+    if (!IsColumn(shard.col_offset) || !IsColumn(shard.full_cols)) return false;
+  }
   if (fixed.groups & format::kGroupPayload) {
     if (segments_at - at < sizeof(format::PayloadGroup)) return false;
     format::PayloadGroup payload;

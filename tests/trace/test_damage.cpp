@@ -305,6 +305,26 @@ TEST(Damage, SegmentOfRowsThatNoTensorHasIsRefused) {
   }
 }
 
+// Readers add widths to a shard's first column.
+TEST(Damage, ShardBeyondAllColumnsIsRefused) {
+  Event wrote = SomeEvent(1, 130, 32);
+  wrote.shard = {1, 2, 32, 64};
+  Bytes record(codec::EventSize(wrote).value());
+  codec::EncodeEvent(wrote, record.data());
+  const auto size_bytes = static_cast<uint32_t>(record.size());
+  ASSERT_TRUE(codec::CheckEvent(record.data(), size_bytes));
+  const uint64_t shard = sizeof(format::RecordHeader) + sizeof(format::EventFixed);
+  for (const size_t field : {offsetof(format::ShardGroup, col_offset), offsetof(format::ShardGroup, full_cols)}) {
+    for (const int64_t value : {INT64_MAX, INT64_MIN}) {
+      Bytes forged = record;
+      Poke(&forged, shard + field, value);
+      EXPECT_FALSE(codec::CheckEvent(forged.data(), size_bytes)) << field << " " << value;
+    }
+  }
+  wrote.shard.col_offset = INT64_MAX;
+  EXPECT_FALSE(codec::EventSize(wrote).ok());
+}
+
 TEST(Damage, SegmentsThatShareBytesAreRefused) {
   Event wrote = SomeEvent(1, 130, 32);
   Bytes record(codec::EventSize(wrote).value());
