@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "check/helpers.h"
+#include "quant/misreading.h"
 #include "quant/weight.h"
 
 namespace assay::op {
@@ -86,6 +87,15 @@ CheckpointTensor Stored(const Tensor& tensor) {
   return stored;
 }
 
+// A list of groups that is the order of the columns (checkpoints carry one in any case) leaves the blocks it describes.
+void ForgetTrivialOrder(DequantParts* out) {
+  const int64_t size = (out->cols + out->grid_cols - 1) / std::max<int64_t>(out->grid_cols, 1);
+  for (int64_t c = 0; c < out->cols; ++c) {
+    if (out->group[static_cast<size_t>(c)] != c / size) return;
+  }
+  out->block_cols = size;
+}
+
 // Words of 32 bits as checkpoints of GPTQ and AWQ hold them: decoded by the reader of such files.
 Status DecodeWords(const Subject& s, const std::string& parts, const Tensor& code, const Tensor& scale,
                    DequantParts* out) {
@@ -120,6 +130,7 @@ Status DecodeWords(const Subject& s, const std::string& parts, const Tensor& cod
       out->scale[static_cast<size_t>(at)] = row.scale[c];
     }
   }
+  if (order != nullptr) ForgetTrivialOrder(out);
   return {};
 }
 
@@ -140,8 +151,9 @@ void DecodeIntegers(const Tensor& code, bool packed, bool high_nibble_first, Deq
   }
 }
 
-// The scale of each element: one, one a row, or a grid of groups or blocks.
-Status PlaceScales(const Tensor& scale, int64_t group, bool swizzled, DequantParts* out) {
+// The scale of each element: one, one a row, or a grid of groups or blocks. order: the group of each column where a
+// list gives it, else null.
+Status PlaceScales(const Tensor& scale, int64_t group, const Tensor* order, bool swizzled, DequantParts* out) {
   const int64_t rows = out->rows, columns = out->cols, n = scale.n();
   out->grid_cols = scale.shape.size() < 2 ? (n == rows ? 1 : n) : scale.row_size();
   out->grid_rows = n / std::max<int64_t>(out->grid_cols, 1);
@@ -152,8 +164,8 @@ Status PlaceScales(const Tensor& scale, int64_t group, bool swizzled, DequantPar
   } else {
     if (group <= 0) group = (columns + out->grid_cols - 1) / std::max<int64_t>(out->grid_cols, 1);
     out->block_cols = out->grid_cols == 1 ? columns : group;
-    // A row of scales for each row of codes is a scale for each group of a row, also where they are called blocks.
-    if (out->quant == "fp8_block" && (out->grid_rows != rows || rows <= 1))
+    // As many rows of scales as the matrix has: one for each group of a row, whatever the format is called.
+    if (out->quant == "fp8_block" && out->grid_rows < rows)
       out->block_rows = std::max<int64_t>(group, 1);
     else if (out->grid_rows < rows)
       out->block_rows = (rows + out->grid_rows - 1) / std::max<int64_t>(out->grid_rows, 1);
@@ -163,14 +175,25 @@ Status PlaceScales(const Tensor& scale, int64_t group, bool swizzled, DequantPar
     const bool exponent = out->quant == "mxfp4" && scale.info->event.dtype == DType::kU8;
     out->scale.push_back(exponent ? std::exp2(x - 127) : x);
   }
+  if (order != nullptr) {
+    if (order->n() != columns) return Status::BadInput(order->info->name + " is not one group for each column");
+    out->block_cols = 0;
+    for (double g : order->values) {
+      if (!(g >= 0 && g < static_cast<double>(out->grid_cols)))
+        return Status::BadInput(order->info->name + " names a group that has no scale");
+    }
+  }
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t c = 0; c < columns; ++c) {
-      const int64_t m = r / out->block_rows, k = c / std::max<int64_t>(out->block_cols, 1);
+      const int64_t m = r / out->block_rows;
+      const int64_t k = order != nullptr ? check::IntegerOf(order->values[static_cast<size_t>(c)])
+                                         : c / std::max<int64_t>(out->block_cols, 1);
       const int64_t at = n == 1 ? 0 : swizzled ? SwizzledPlace(m, k, out->grid_cols) : m * out->grid_cols + k;
       if (at >= n) return Status::BadInput(scale.info->name + " has too few scales");
       out->group.push_back(static_cast<int32_t>(at));
     }
   }
+  if (order != nullptr) ForgetTrivialOrder(out);
   return {};
 }
 
@@ -200,12 +223,6 @@ Array DequantParts::Values() const {
     if (global != 1) out.values[i] *= global;
   }
   return out;
-}
-
-// The layout of scales in memory that block-scaled tensor cores read: tiles of 128 rows by 4 scales, 512 bytes each, in
-// it rows of 32 interleaved four by four.
-int64_t SwizzledPlace(int64_t m, int64_t k, int64_t columns) {
-  return (m / 128 * ((columns + 3) / 4) + k / 4) * 512 + m % 32 * 16 + m % 128 / 32 * 4 + k % 4;
 }
 
 bool HasCodes(const Subject& s, const std::string& parts, bool activation) {
@@ -251,18 +268,10 @@ Result<DequantParts> TakeApart(const Subject& s, const std::string& parts, bool 
     return Status::BadInput(parts + "codes: quant=" + quant + " is not a format of codes with scales");
   }
   for (float& x : out.code) x += static_cast<float>(variant.zero);
+  // Act-order of GPTQ: also beside codes that are no words.
+  const TensorPtr order = activation || !out.integers ? nullptr : s.Weight(parts + "g_idx");
   const bool swizzled = (OwnOr(*scale, "scale_layout", "linear") == "swizzle_128x4") != variant.other_scale_layout;
-  ASSAY_RETURN_IF_ERROR(PlaceScales(*scale, group, swizzled, &out));
-  // Columns in another order than that of their scales (act-order).
-  const TensorPtr order = activation ? nullptr : s.Weight(parts + "g_idx");
-  if (order != nullptr && order->n() == out.cols && out.grid_cols > 1 && out.grid_rows == out.rows && !swizzled) {
-    out.block_cols = 0;
-    for (int64_t i = 0; i < out.rows * out.cols; ++i) {
-      const int64_t k = check::IntegerOf(order->values[static_cast<size_t>(i % out.cols)]);
-      if (k < 0 || k >= out.grid_cols) return Status::BadInput(parts + "g_idx leads beyond the scales");
-      out.group[static_cast<size_t>(i)] = static_cast<int32_t>(i / out.cols * out.grid_cols + k);
-    }
-  }
+  ASSAY_RETURN_IF_ERROR(PlaceScales(*scale, group, order.get(), swizzled, &out));
   if (quant.starts_with("fp8") || out.integers) {
     if (const TensorPtr zero = Part(s, parts + "zero", activation)) ASSAY_RETURN_IF_ERROR(PlaceZeros(*zero, &out));
   }

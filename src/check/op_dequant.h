@@ -51,7 +51,4 @@ Result<oracle::Array> Dequantise(const Subject& subject, const std::string& part
                                  const DequantVariant& variant = {});
 bool HasCodes(const Subject& subject, const std::string& parts, bool activation);
 
-// Place of scale (m, k) in a swizzled buffer of tiles of 128 rows by 4 columns, `columns` the columns of the buffer.
-int64_t SwizzledPlace(int64_t m, int64_t k, int64_t columns);
-
 }  // namespace assay::op

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "check/op_quant_explain.h"
+#include "quant/misreading.h"
 
 namespace assay::op {
 namespace {
@@ -83,38 +84,6 @@ Cells Placed(const QuantTrial& t, const Cells& cells, const std::function<int64_
   return out;
 }
 
-// A grid written with rows as wide as it is and read with rows of a padded width, or the reverse. Places behind the
-// written ones hold padding: ones (the exponent 127) or zeros.
-Found TryPitches(const QuantTrial& t, const Cells& cells, const char* what,
-                 const std::function<DequantParts(const Cells&)>& with) {
-  const int64_t rows = t.grid_rows(), cols = t.grid_cols();
-  if (rows < 2) return std::nullopt;
-  std::vector<int64_t> pitches;
-  for (int64_t unit : {2, 4, 8, 16, 32, 64, 128}) {
-    const int64_t pitch = (cols + unit - 1) / unit * unit;
-    if (pitch != cols && std::find(pitches.begin(), pitches.end(), pitch) == pitches.end()) pitches.push_back(pitch);
-  }
-  for (int64_t pitch : pitches) {
-    for (const bool read_wide : {true, false}) {
-      for (double padding : {1.0, 0.0}) {
-        Cells used(cells.size(), padding);
-        for (int64_t i = 0; i < rows * cols; ++i) {
-          const int64_t at = read_wide ? i / cols * pitch + i % cols : i;  // in the flat buffer
-          const int64_t row = read_wide ? at / cols : at / pitch, col = read_wide ? at % cols : at % pitch;
-          if (row < rows && col < cols) used[static_cast<size_t>(i)] = cells[static_cast<size_t>(row * cols + col)];
-        }
-        if (used == cells) continue;
-        if (auto why = t.Try(with(used), Why(t, fault_class::kQLayout,
-                                             std::string("with ") + what + " written with rows of " +
-                                                 std::to_string(read_wide ? cols : pitch) + " and read with rows of " +
-                                                 std::to_string(read_wide ? pitch : cols))))
-          return why;
-      }
-    }
-  }
-  return std::nullopt;
-}
-
 // The moves that a grid of scales or zero points goes through at load.
 // cells [grid_rows, grid_cols], row-major. A place is wrong when the grid was transposed, shifted by a few, reversed,
 // or its halves (ranks, gate and up) exchanged.
@@ -128,17 +97,17 @@ Found TryPlaces(const QuantTrial& t, const Cells& cells, const char* what,
     return t.Try(with(moved),
                  Why(t, fault_class::kQLayout, std::string("with ") + what + " " + text, constant, meaning));
   };
-  if (rows > 1 && cols > 1) {
-    if (auto why = at([&](int64_t m, int64_t k) { return (m * cols + k) % rows * cols + (m * cols + k) / rows; },
-                      "transposed and read in the shape of the grid"))
-      return why;
-    if (auto why = at(
-            [&](int64_t m, int64_t k) {
-              const int64_t i = k * rows + m;
-              return i;
-            },
-            "stored by columns and read by rows"))
-      return why;
+  for (const GridReading& reading : OtherGridReadings(rows, cols)) {
+    // What lies outside is padding: scales of 0 or 1 (an exponent byte of 127), zero points of 0.
+    const bool open = std::any_of(reading.from.begin(), reading.from.end(), [](int64_t i) { return i < 0; });
+    for (const double padding : {0.0, 1.0}) {
+      if (padding != 0 && !open) continue;
+      Cells moved;
+      for (int64_t i : reading.from) moved.push_back(i < 0 ? padding : cells[static_cast<size_t>(i)]);
+      if (moved == cells) continue;
+      if (auto why = t.Try(with(moved), Why(t, fault_class::kQLayout, std::string("with ") + what + " " + reading.how)))
+        return why;
+    }
   }
   // Small shifts only: larger ones are found by solving for each scale (op_quant_solve.cpp).
   for (int64_t by = 1; by <= 8; ++by) {
@@ -157,7 +126,6 @@ Found TryPlaces(const QuantTrial& t, const Cells& cells, const char* what,
       }
     }
   }
-  if (auto why = TryPitches(t, cells, what, with)) return why;
   if (auto why = at([&](int64_t m, int64_t k) { return (rows - 1 - m) * cols + k; }, "in the reverse order of rows"))
     return why;
   if (auto why = at([&](int64_t m, int64_t k) { return m * cols + cols - 1 - k; }, "in the reverse order of groups"))
@@ -173,63 +141,74 @@ Found TryPlaces(const QuantTrial& t, const Cells& cells, const char* what,
   return std::nullopt;
 }
 
-// Elements under the scale of groups of another size, or interleaved.
-// Twice, half, four times and a quarter of the declared size: what configs of one model family use.
-Found TryGroupSizes(const QuantTrial& t) {
+// Elements under the scale of another cell: groups of another size, or along the other axis. Zero points stay with
+// their scale, or with their element.
+Found TryCells(const QuantTrial& t) {
   const DequantParts& p = t.parts();
-  if (p.block_cols == 0 && t.scales().size() > 1 && t.grid_rows() == p.rows) {  // the list of groups not looked at
-    DequantParts plain = p;
-    const int64_t size = (p.cols + t.grid_cols() - 1) / t.grid_cols();
-    for (int64_t i = 0; i < p.rows * p.cols; ++i) {
-      plain.group[static_cast<size_t>(i)] = static_cast<int32_t>(i / p.cols * t.grid_cols() + i % p.cols / size);
-    }
-    for (size_t i = 0; i < plain.zero.size() && !t.zeros().empty(); ++i)
-      plain.zero[i] = static_cast<float>(t.zeros()[static_cast<size_t>(plain.group[i])]);
-    if (auto why =
-            t.Try(plain, Why(t, fault_class::kQLayout, "with columns in the order of their scales, without g_idx")))
-      return why;
-  }
-  if (p.block_cols == 0 || t.scales().size() < 2) return std::nullopt;
-  // One scale a row taken for one a column, or the reverse.
-  for (const bool of_rows : {true, false}) {
-    const int64_t n = of_rows ? t.grid_rows() : t.grid_cols();
-    if ((of_rows ? t.grid_cols() : t.grid_rows()) != 1 || n != (of_rows ? p.rows : p.cols)) continue;
-    if ((of_rows ? p.cols : p.rows) > n) continue;  // there would be none for some
-    DequantParts turned = t.WithScales(t.scales());
-    for (int64_t r = 0; r < p.rows; ++r)
-      for (int64_t c = 0; c < p.cols; ++c)
-        turned.group[static_cast<size_t>(r * p.cols + c)] = static_cast<int32_t>(of_rows ? c : r);
-    if (auto why =
-            t.Try(turned, Why(t, fault_class::kQLayout,
-                              of_rows ? "with the scale of row k on column k" : "with the scale of column k on row k")))
-      return why;
-  }
-  const auto with = [&](const std::function<int64_t(int64_t, int64_t)>& cell, const std::string& text) -> Found {
+  if (t.scales().size() < 2) return std::nullopt;
+  const ScaleGrid grid{p.rows, p.cols, t.grid_rows(), t.grid_cols(), p.block_rows, p.block_cols};
+  for (const CellReading& reading : OtherCells(grid)) {
     DequantParts other = t.WithScales(t.scales());
-    for (int64_t r = 0; r < p.rows; ++r)
-      for (int64_t c = 0; c < p.cols; ++c)
-        other.group[static_cast<size_t>(r * p.cols + c)] = static_cast<int32_t>(cell(r, c));
-    if (other.Values().values == t.declared().values) return std::nullopt;
-    return t.Try(other, Why(t, fault_class::kQLayout, text));
-  };
-  const int64_t rows = t.grid_rows(), cols = t.grid_cols();
-  for (int64_t size : {p.block_cols * 2, p.block_cols / 2, p.block_cols * 4, p.block_cols / 4}) {
-    if (size < 1 || cols < 2) continue;
-    if (auto why = with([&](int64_t r, int64_t c) { return r / p.block_rows * cols + c / size % cols; },
-                        "under scales of groups of " + std::to_string(size) + " columns, " +
-                            std::to_string(p.block_cols) + " declared"))
-      return why;
+    for (int64_t i = 0; i < p.rows * p.cols; ++i)
+      other.group[static_cast<size_t>(i)] = static_cast<int32_t>(reading.cell(i / p.cols, i % p.cols));
+    if (other.group == t.WithScales(t.scales()).group) continue;
+    const auto why = Why(t, fault_class::kQLayout, "under scales " + reading.how);
+    if (auto fits = t.Try(other, why)) return fits;
+    if (t.zeros().empty()) continue;
+    for (size_t i = 0; i < other.zero.size(); ++i)
+      other.zero[i] = static_cast<float>(t.zeros()[static_cast<size_t>(other.group[i])]);
+    if (auto fits = t.Try(other, why)) return fits;
   }
-  if (auto why = with([&](int64_t r, int64_t c) { return r / p.block_rows * cols + c % cols; },
-                      "under scales that alternate from column to column"))
-    return why;
-  if (p.block_rows > 1 && rows > 1)
-    return with([&](int64_t r, int64_t c) { return r % rows * cols + c / p.block_cols; },
-                "under scales that alternate from row to row");
   return std::nullopt;
 }
 
+// Columns sorted by their group, as kernels of act-order want them, while the input is not; or the reverse.
+Found TrySortedColumns(const QuantTrial& t) {
+  const DequantParts& p = t.parts();
+  if (p.block_cols != 0) return std::nullopt;
+  std::vector<size_t> sorted(static_cast<size_t>(p.cols));
+  for (size_t c = 0; c < sorted.size(); ++c) sorted[c] = c;
+  std::stable_sort(sorted.begin(), sorted.end(), [&](size_t a, size_t b) { return p.group[a] < p.group[b]; });
+  const auto with = [&](bool back, const char* text) {
+    Array value = t.declared();
+    for (int64_t r = 0; r < p.rows; ++r) {
+      for (size_t c = 0; c < sorted.size(); ++c) {
+        const auto to = static_cast<int64_t>(back ? sorted[c] : c), from = static_cast<int64_t>(back ? c : sorted[c]);
+        value[r * p.cols + to] = t.declared()[r * p.cols + from];
+      }
+    }
+    return t.TryValue(value, Why(t, fault_class::kQLayout, text));
+  };
+  if (auto why = with(false, "with columns sorted by their group (g_idx), the input is not")) return why;
+  return with(true, "with columns put back from the order of their groups (g_idx), in which they do not lie");
+}
+
 // ---- zero points ---------------------------------------------------------------------------------------------------
+
+// code - zero in a type that has no room for it: too much by a power of two wherever it is negative (unsigned), or by
+// one of either sign beyond the ends (signed).
+Found TryWraps(const QuantTrial& t) {
+  const DequantParts& p = t.parts();
+  for (const int bits : {p.bits, 8, 16}) {
+    const auto levels = static_cast<float>(std::exp2(bits));
+    for (const bool is_signed : {false, true}) {
+      DequantParts other = p;
+      for (size_t i = 0; i < p.code.size(); ++i) {
+        const float difference = p.code[i] - p.zero[i];
+        if (difference < (is_signed ? -levels / 2 : 0)) other.code[i] += levels;
+        if (is_signed && difference >= levels / 2) other.code[i] -= levels;
+      }
+      if (other.code == p.code) continue;
+      const std::string type = std::string(is_signed ? "a signed" : "an unsigned") + " type of " + std::to_string(bits);
+      if (auto why =
+              t.Try(other, Why(t, fault_class::kQZero, "with code - zero taken in " + type + " bits, where it wraps",
+                               is_signed ? kNone : double{levels},
+                               is_signed ? "" : "error of the codes below their zero point, in scales of their group")))
+        return why;
+    }
+  }
+  return std::nullopt;
+}
 
 // GPTQ stores zero points less 1, some readers add it and some do not, and the sum wraps within its bits: each way
 // leaves a pattern of its own.
@@ -262,21 +241,7 @@ Found TryZeros(const QuantTrial& t) {
   if (auto why = each([&](double x) { return std::fmod(x + 1, levels); },
                       "with zero points plus 1, wrapped within their bits", -1))
     return why;
-  // A difference below zero in a type without sign.
-  for (double modulus : {256.0, levels, 65536.0}) {
-    DequantParts wrapped = t.parts();
-    bool any = false;
-    for (size_t i = 0; i < wrapped.code.size(); ++i) {
-      if (wrapped.code[i] >= wrapped.zero[i]) continue;
-      wrapped.code[i] += static_cast<float>(modulus);
-      any = true;
-    }
-    if (!any) continue;
-    if (auto why = t.Try(
-            wrapped, Why(t, fault_class::kQZero, "with code less zero point taken in an unsigned type, wrapped below 0",
-                         modulus, "error of the codes, in scales of their group")))
-      return why;
-  }
+  if (auto why = TryWraps(t)) return why;
   // Subtracted from the value, not from the code.
   // s q - z in place of s (q - z).
   Array value = t.WithZeros(Cells(z.size(), 0)).Values();
@@ -410,7 +375,8 @@ std::optional<Explanation> TryConventions(const QuantTrial& trial) {
   if (auto why = TryScaleValues(trial)) return why;
   if (auto why = TryPlaces(trial, trial.scales(), "scales", [&](const Cells& c) { return trial.WithScales(c); }))
     return why;
-  if (auto why = TryGroupSizes(trial)) return why;
+  if (auto why = TryCells(trial)) return why;
+  if (auto why = TrySortedColumns(trial)) return why;
   return TryCodes(trial);
 }
 

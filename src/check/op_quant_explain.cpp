@@ -4,12 +4,49 @@
 #include <cmath>
 
 #include "check/op_fitted.h"
+#include "check/weights_slab.h"
+#include "tensor/dtype.h"
 
 namespace assay::op {
 using oracle::Array;
 
 namespace {
+
 constexpr int64_t kMostElements = int64_t{1} << 24;  // larger ones are not decoded once for each cause
+
+// A decoded weight that was recorded is looked at like one in memory beside its checkpoint (assay weights).
+std::optional<Explanation> AsWeight(const QuantTrial& t) {
+  const DequantParts& p = t.parts();
+  WeightSlab s;
+  s.name = t.product().name;
+  s.rows = p.rows, s.cols = p.cols;
+  s.quantised = true;
+  s.actual = t.subject().actual().values;
+  s.expect = t.declared().values;
+  if (s.actual.size() != s.expect.size()) return std::nullopt;
+  s.code.assign(p.code.begin(), p.code.end());
+  s.zero.assign(p.zero.begin(), p.zero.end());
+  s.zero.resize(s.code.size(), 0);
+  s.roundoff = std::max(t.subject().precision().store, UnitRoundoff(DType::kF32));
+  s.n_groups = static_cast<int32_t>(t.scales().size());
+  for (int64_t i = 0; i < s.size(); ++i) {
+    s.scale.push_back(p.ScaleOf(i) * p.global);
+    s.group.push_back(static_cast<int32_t>(t.CellOf(i / p.cols, i % p.cols)));
+  }
+  if (p.block_cols > 0) s.grid_rows = t.grid_rows(), s.grid_cols = t.grid_cols();
+  const MaybeExplained found = FitWeight(s);
+  // A coarser type is for the precision of the operation to judge.
+  if (!found || found->cls == fault_class::kPrecision) return std::nullopt;
+  std::string text = t.product().name + ": ";
+  for (size_t i = 0; i < found->evidence.size(); ++i) text += (i > 0 ? ", " : "") + found->evidence[i];
+  for (const std::string_view cls :
+       {fault_class::kQLayout, fault_class::kQScale, fault_class::kQZero, fault_class::kLoad, fault_class::kKernel,
+        fault_class::kTpShard, fault_class::kRopeForm, fault_class::kScale}) {
+    if (cls == found->cls) return Explanation{cls, text, found->constant.value, found->constant.meaning};
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 // Scales and zero points are first brought to one entry a cell of the grid [grid_rows, grid_cols], row-major:
@@ -75,7 +112,11 @@ std::optional<Explanation> ExplainQuantised(const Subject& subject, const Quanti
   const QuantTrial trial(subject, product, right, *parts);
   // Conventions have no free number; solved scales have one a cell and would fit more.
   if (auto why = TryConventions(trial)) return why;
-  return TrySolved(trial);
+  if (!product.is_value) {
+    if (auto why = TryRuns(trial)) return why;
+  }
+  if (auto why = TrySolved(trial)) return why;
+  return product.is_value && !product.activation ? AsWeight(trial) : std::nullopt;
 }
 
 }  // namespace assay::op

@@ -30,9 +30,10 @@ struct QuantisedProduct {
 std::optional<Explanation> ExplainQuantised(const Subject& subject, const QuantisedProduct& product,
                                             const oracle::Computed& right);
 
-// The two families of causes: conventions, and numbers solved for. Only ExplainQuantised calls them.
+// The families of causes: conventions, orders of codes, and numbers solved for. Only ExplainQuantised calls them.
 class QuantTrial;
 std::optional<Explanation> TryConventions(const QuantTrial& trial);
+std::optional<Explanation> TryRuns(const QuantTrial& trial);
 std::optional<Explanation> TrySolved(const QuantTrial& trial);
 
 // One product under trial.

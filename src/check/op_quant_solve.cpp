@@ -12,6 +12,7 @@
 #include "check/op_quant_explain.h"
 #include "fit/constants.h"
 #include "fit/least_squares.h"
+#include "quant/misreading.h"
 
 namespace assay::op {
 namespace {
@@ -52,7 +53,7 @@ class Solver {
     if (t_.product().is_value) return have_.size() == p_.rows * p_.cols && equations_ > 1;
     return n_rows_ > 0 && t_.product().other.cols() == p_.cols && t_.product().other.rows() == others_ &&
            t_.product().first + lines_ <= p_.rows && t_.grid_cols() <= kMostGroups && equations_ > t_.grid_cols() &&
-           Work() <= kMostWork && p_.block_cols > 0;
+           Work() <= kMostWork;
   }
 
   // Products of all equations and of the systems, one a line at most; in floating point, which cannot overflow.
@@ -115,7 +116,9 @@ class Solver {
       const int64_t at = r * p_.cols + c;
       const double x = t_.product().other[other * p_.cols + c];
       const double mine = zeros ? p_.ScaleOf(at) * p_.global : t_.declared()[at];
-      (*part)[static_cast<size_t>(c / p_.block_cols)] += x * mine;
+      // Columns in groups by a list have rows of their own.
+      const int64_t g = p_.block_cols > 0 ? c / p_.block_cols : p_.group[static_cast<size_t>(at)] % t_.grid_cols();
+      (*part)[static_cast<size_t>(g)] += x * mine;
     }
     const double bias = t_.product().bias.size() == width_ ? t_.product().bias[col] : 0;
     const double y = have_[i] - (zeros ? t_.right().value[i] : bias);
@@ -172,6 +175,29 @@ std::optional<std::vector<size_t>> Permutation(const Cells& used, const Cells& a
   return from;
 }
 
+// The solved scales are those of the grid read by another rule; what lies outside of it keeps its solved number. Powers
+// of two are near each other's neighbours often: as many moved ones are asked as no accident brings together.
+std::optional<Explanation> Readings(const QuantTrial& t, const Cells& used, double room, double surplus) {
+  constexpr size_t kLeastMoved = 20;
+  if (surplus < 2) return std::nullopt;
+  for (const GridReading& reading : OtherGridReadings(t.grid_rows(), t.grid_cols())) {
+    Cells cells = used;
+    size_t moved = 0;
+    bool fits = true;
+    for (size_t i = 0; i < cells.size() && fits; ++i) {
+      if (reading.from[i] < 0) continue;
+      cells[i] = t.scales()[static_cast<size_t>(reading.from[i])];
+      moved += cells[i] != t.scales()[i] ? 1 : 0;
+      fits = Near(used[i], cells[i], room);
+    }
+    if (!fits || moved < kLeastMoved) continue;
+    if (auto why = t.Try(t.WithScales(cells),
+                         {fault_class::kQLayout, "fits " + t.product().name + " with scales " + reading.how}))
+      return why;
+  }
+  return std::nullopt;
+}
+
 // From the fewest words to the most: one constant on some, other places, one scale for all, a factor for each.
 std::optional<Explanation> Scales(const QuantTrial& t, const Solver& solver) {
   const double room = RoomOf(t);
@@ -208,6 +234,7 @@ std::optional<Explanation> Scales(const QuantTrial& t, const Solver& solver) {
         return why;
     }
   }
+  if (auto why = Readings(t, used, room, solver.Surplus())) return why;
   if (const auto from = Permutation(used, t.scales(), room)) {
     Cells moved(used.size());
     for (size_t i = 0; i < moved.size(); ++i) moved[i] = t.scales()[(*from)[i]];

@@ -6,6 +6,7 @@
 #include "check/op_checks.h"
 #include "check/op_dequant.h"
 #include "check/op_explain.h"
+#include "quant/misreading.h"
 
 namespace assay::check {
 namespace {

@@ -133,12 +133,17 @@ int64_t CountDifferent(const WeightSlab& slab) {
   return n;
 }
 
-WeightExplanation ExplainWeight(const WeightSlab& slab) {
+MaybeExplained FitWeight(const WeightSlab& slab) {
   // From few free numbers to many: one constant, no number but a type or an order, one number a group, an offset.
-  for (const auto fit : {FitOneRatio, FitRounding, FitOrder, FitZero, FitLostColumns, FitScales, FitIgnoredGroupOrder,
+  for (const auto fit : {FitOneRatio, FitRounding, FitOrder, FitZero, FitLostColumns, FitScales, FitOtherCells,
                          FitTable, FitCodeOrder, FitOffset}) {
-    if (MaybeExplained found = fit(slab)) return *std::move(found);
+    if (MaybeExplained found = fit(slab)) return found;
   }
+  return std::nullopt;
+}
+
+WeightExplanation ExplainWeight(const WeightSlab& slab) {
+  if (MaybeExplained found = FitWeight(slab)) return *std::move(found);
   return Unexplained(slab);
 }
 

@@ -6,12 +6,10 @@
 #include "finding/finding.h"
 #include "quant/bits.h"
 #include "quant/ggml_block.h"
+#include "quant/misreading.h"
 
 namespace assay {
 namespace {
-
-// Lengths of words, groups and tiles in which packers keep an order.
-constexpr int64_t kPeriods[] = {2, 4, 8, 16, 32, 64, 128, 256};
 
 // The code that memory holds in place of an element's own, by dividing the scale out; NaN under scale 0.
 std::vector<double> UsedCodes(const WeightSlab& s) {
@@ -113,7 +111,7 @@ MaybeExplained FitLostColumns(const WeightSlab& s) {
     if (s.actual[at] != 0) zero[c] = 0;
     if (s.expect[at] != 0) told[c] = 1;
   }
-  for (const int64_t period : kPeriods) {
+  for (const int64_t period : kRunLengths) {
     if (s.cols % period != 0) continue;
     int64_t kept = 0, lost = 0;
     bool fits = true;
@@ -157,7 +155,7 @@ MaybeExplained FitCodeOrder(const WeightSlab& s) {
     return true;
   };
   for (const bool by_rows : {false, true}) {
-    for (const int64_t period : kPeriods) {
+    for (const int64_t period : kRunLengths) {
       if ((by_rows ? s.rows : s.cols) % period != 0) continue;
       std::vector<int64_t> from;
       bool moved = false;
@@ -169,11 +167,7 @@ MaybeExplained FitCodeOrder(const WeightSlab& s) {
         moved = moved || q != p;
       }
       if (static_cast<int64_t>(from.size()) < period || !moved) continue;
-      std::string order;
-      for (size_t p = 0; p < from.size() && p < 16; ++p) order.append(" ").append(NumberText(from[p]));
-      return Explained(fault_class::kQLayout, {},
-                       {"of every " + NumberText(period) + (by_rows ? " rows" : " columns") +
-                        " the codes are taken in the order" + order + (period > 16 ? " …" : "")});
+      return Explained(fault_class::kQLayout, {}, {RunOrderText(by_rows, from)});
     }
   }
   return std::nullopt;

@@ -5,6 +5,7 @@
 
 #include "check/weights_slab.h"
 #include "finding/finding.h"
+#include "quant/misreading.h"
 
 namespace assay {
 namespace {
@@ -45,40 +46,27 @@ bool AllGroups(const UsedScales& u, double roundoff, const std::vector<double>& 
   return true;
 }
 
-// What a group gets when the grid is transposed and read in its old shape, or read by swizzled places.
-std::vector<double> Moved(const WeightSlab& s, const std::vector<double>& grid, bool swizzle) {
-  std::vector<double> out(grid.size(), std::nan(""));
-  const int64_t m = s.grid_rows, k = s.grid_cols;
-  for (int64_t i = 0; i < m; ++i) {
-    for (int64_t j = 0; j < k; ++j) {
-      const int64_t flat = i * k + j;
-      int64_t from = flat % m * k + flat / m;
-      if (swizzle) {
-        // Place of scale (i, j) in tiles of 128 x 4 (op_dequant.cpp, SwizzledPlace).
-        from = (i / 128 * ((k + 3) / 4) + j / 4) * 512 + i % 32 * 16 + i % 128 / 32 * 4 + j % 4;
-        if (from >= m * k) continue;  // the padding of the last tile: whatever lies behind
-      }
-      out[static_cast<size_t>(flat)] = grid[static_cast<size_t>(from)];
-    }
-  }
+// What each group gets by a reading of the grid; NaN: what lies outside of it.
+std::vector<double> Read(const GridReading& reading, const std::vector<double>& grid) {
+  std::vector<double> out;
+  for (const int64_t from : reading.from) out.push_back(from < 0 ? std::nan("") : grid[static_cast<size_t>(from)]);
   return out;
 }
 
-// As AllGroups, but groups that the prediction leaves open are free, if few and not the only ones that are off.
+// As AllGroups, but groups that the prediction leaves open are free. Then enough others must have taken another scale.
 bool MostGroups(const UsedScales& u, double roundoff, const std::vector<double>& predicted) {
-  size_t open = 0;
-  bool explains = false;
+  size_t open = 0, moved = 0;
   for (size_t g = 0; g < u.used.size(); ++g) {
     if (std::isnan(u.used[g])) continue;
     if (std::isnan(predicted[g])) {
       ++open;
     } else if (!NearlyEqual(u.used[g], predicted[g], roundoff)) {
       return false;
-    } else if (!NearlyEqual(u.used[g], u.right[g], roundoff)) {
-      explains = true;
+    } else {
+      moved += NearlyEqual(u.right[g], predicted[g], roundoff) ? 0 : 1;
     }
   }
-  return explains && open * 8 <= u.used.size() * 7;
+  return open == 0 || (moved >= 4 && open * 8 <= u.used.size() * 7);
 }
 
 // The bytes of float scales read as exponents. Any byte explains a power of two now and then, so all groups must have
@@ -223,14 +211,11 @@ MaybeExplained FitScales(const WeightSlab& s) {
   }
   const std::string range = RatioRange(*u);
   const auto fits = [&](const std::vector<double>& predicted) { return AllGroups(*u, s.roundoff, predicted); };
-  const auto layout = [&](const char* what) { return Explained(fault_class::kQLayout, {}, {what, range}); };
+  const auto layout = [&](const std::string& what) { return Explained(fault_class::kQLayout, {}, {what, range}); };
   const auto scale = [&](const char* what) { return Explained(fault_class::kQScale, {}, {what, range}); };
   // Layout first: scales that are powers of two already would fit any rounding.
-  if (s.grid_rows > 1 && s.grid_cols > 1) {
-    if (fits(Moved(s, u->right, false))) return layout("the grid of scales is transposed");
-    if (MostGroups(*u, s.roundoff, Moved(s, u->right, true))) {
-      return layout("scales were read as swizzled in tiles of 128 x 4, they lie in rows");
-    }
+  for (const GridReading& reading : OtherGridReadings(s.grid_rows, s.grid_cols)) {
+    if (MostGroups(*u, s.roundoff, Read(reading, u->right))) return layout("scales were " + reading.how);
   }
   if (SameMultiset(*u, s.roundoff)) return layout("the scales used are those of the checkpoint in another order");
   if (fits(up)) return scale("scales were rounded up to a power of two, the codes were not requantised");
@@ -294,24 +279,35 @@ MaybeExplained FitZero(const WeightSlab& s) {
                    std::move(evidence), 0.8);
 }
 
-// With g_idx a column's group is listed; without it the group follows from the column's place.
-MaybeExplained FitIgnoredGroupOrder(const WeightSlab& s) {
-  if (s.weight == nullptr || s.weight->part("g_idx") == nullptr || s.rows == 0) return std::nullopt;
-  const int64_t groups = s.n_groups / s.rows, size = groups > 0 ? (s.cols + groups - 1) / groups : 0;
-  if (size <= 0) return std::nullopt;
-  std::vector<double> scale(static_cast<size_t>(s.n_groups), 0), zero(scale);
+// The grid of scales of the slab, also where a list says which group a column is in.
+std::optional<ScaleGrid> GridOf(const WeightSlab& s) {
+  if (s.block_rows > 0 && s.grid_rows > 0)
+    return ScaleGrid{s.rows, s.cols, s.grid_rows, s.grid_cols, s.block_rows, s.block_cols};
+  const bool listed = s.weight != nullptr && s.weight->part("g_idx") != nullptr;
+  if (!listed || s.rows == 0) return std::nullopt;
+  return ScaleGrid{s.rows, s.cols, s.rows, s.n_groups / s.rows, 1, 0};
+}
+
+// Scales and zero points are right, and spread over the elements by another rule.
+MaybeExplained FitOtherCells(const WeightSlab& s) {
+  const std::optional<ScaleGrid> grid = s.quantised ? GridOf(s) : std::nullopt;
+  if (!grid || grid->grid_rows * grid->grid_cols != s.n_groups) return std::nullopt;
+  std::vector<double> scale(static_cast<size_t>(s.n_groups), std::nan("")), zero(scale);
   for (size_t i = 0; i < s.scale.size(); ++i) {
     scale[static_cast<size_t>(s.group[i])] = s.scale[i];
     zero[static_cast<size_t>(s.group[i])] = s.zero[i];
   }
-  for (int64_t i = 0; i < s.size(); ++i) {
-    const size_t at = static_cast<size_t>(i), g = static_cast<size_t>(i / s.cols * groups + i % s.cols / size);
-    const double predicted = (s.code[at] - zero[g]) * scale[g];
-    const double room = 8 * s.roundoff * (std::fabs(predicted) + std::fabs(zero[g] * scale[g]));
-    if (!(std::fabs(s.actual[at] - predicted) <= room)) return std::nullopt;
+  for (const CellReading& reading : OtherCells(*grid)) {
+    bool fits = true;
+    for (int64_t i = 0; i < s.size() && fits; ++i) {
+      const size_t at = static_cast<size_t>(i), g = static_cast<size_t>(reading.cell(i / s.cols, i % s.cols));
+      const double predicted = (s.code[at] - zero[g]) * scale[g];
+      const double room = 8 * s.roundoff * (std::fabs(predicted) + std::fabs(zero[g] * scale[g]));
+      fits = std::fabs(s.actual[at] - predicted) <= room;
+    }
+    if (fits) return Explained(fault_class::kQLayout, {}, {"elements lie under scales " + reading.how});
   }
-  return Explained(fault_class::kQLayout, {},
-                   {"g_idx was ignored: each column took the scale of its place, not of its group"});
+  return std::nullopt;
 }
 
 }  // namespace assay

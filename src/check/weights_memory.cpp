@@ -125,6 +125,9 @@ WeightSlab MakeSlab(const WeightSource& source, const MemoryTensor& t, const Wei
   // Only then do groups lie in a grid whose places mean something.
   const bool in_order = p.weight->part("g_idx") == nullptr && p.rope_permuted == 0;
   if (in_order) s.grid_rows = bands, s.grid_cols = groups;
+  const int64_t block_cols = p.weight->block_cols();
+  if (in_order && block_cols > 0 && p.first_row % block_rows == 0 && p.first_col % block_cols == 0)
+    s.block_rows = block_rows, s.block_cols = block_cols;
   return s;
 }
 

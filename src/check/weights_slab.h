@@ -23,6 +23,7 @@ struct WeightSlab {
   int32_t n_groups = 1;
   // The grid of scales when groups are rectangles in row-major order: n_groups = grid_rows * grid_cols; otherwise 0.
   int64_t grid_rows = 0, grid_cols = 0;
+  int64_t block_rows = 0, block_cols = 0;  // of such a rectangle; 0: not known, or it begins within one
   bool quantised = false;
   double roundoff = 0;  // u of the type that the weight in memory was rounded to
   // Head groups in which expect's rows were reordered from half to interleaved pairs (metadata rope_permuted); 0: none.
@@ -57,19 +58,21 @@ using MaybeExplained = std::optional<WeightExplanation>;
 
 // The smallest explanation of the difference; always a class (LOAD or KERNEL when nothing fits).
 WeightExplanation ExplainWeight(const WeightSlab& slab);
+// The same, nothing where nothing fits.
+MaybeExplained FitWeight(const WeightSlab& slab);
 
 // Elements beyond what is allowed, NaN included.
 int64_t CountDifferent(const WeightSlab& slab);
 
 // ---- Families of explanations, one file each -------------------------------------------------------------------
-MaybeExplained FitOneRatio(const WeightSlab& slab);           // all elements times one constant
-MaybeExplained FitScales(const WeightSlab& slab);             // one factor a group
-MaybeExplained FitZero(const WeightSlab& slab);               // a constant number of scales a group
-MaybeExplained FitIgnoredGroupOrder(const WeightSlab& slab);  // columns under the scale of their place
-MaybeExplained FitOrder(const WeightSlab& slab);              // rows or columns moved, transposition
-MaybeExplained FitLostColumns(const WeightSlab& slab);        // every other column 0
-MaybeExplained FitTable(const WeightSlab& slab);              // codes decoded by another table
-MaybeExplained FitCodeOrder(const WeightSlab& slab);          // codes exchanged within short runs
+MaybeExplained FitOneRatio(const WeightSlab& slab);     // all elements times one constant
+MaybeExplained FitScales(const WeightSlab& slab);       // one factor a group
+MaybeExplained FitZero(const WeightSlab& slab);         // a constant number of scales a group
+MaybeExplained FitOtherCells(const WeightSlab& slab);   // elements under the scale of another cell
+MaybeExplained FitOrder(const WeightSlab& slab);        // rows or columns moved, transposition
+MaybeExplained FitLostColumns(const WeightSlab& slab);  // every other column 0
+MaybeExplained FitTable(const WeightSlab& slab);        // codes decoded by another table
+MaybeExplained FitCodeOrder(const WeightSlab& slab);    // codes exchanged within short runs
 
 // ---- Helpers ---------------------------------------------------------------------------------------------------
 WeightExplanation Explained(std::string_view cls, Constant constant, std::vector<std::string> evidence,

@@ -1,0 +1,180 @@
+// Codes in another order within short runs, whatever the order: told from the result by a matched filter.
+//
+// With y the result and x the other operand, both about their mean, the codes of residue q of each run stand at residue
+// p where Σ y (Σ x v_pq) is largest for its size, v_pq the value that they would have there: all pairs (p, q) follow
+// from Σ y x of each line, so that the search costs one small product, not one a pair. The order found so is then tried
+// like any cause.
+#include <algorithm>
+#include <cmath>
+
+#include "check/op_quant_explain.h"
+#include "finding/finding.h"
+#include "quant/misreading.h"
+
+namespace assay::op {
+namespace {
+
+using oracle::Array;
+
+constexpr int64_t kMostOthers = 256;
+constexpr double kMostWork = 0x1p29;  // products of one length of runs
+
+class MatchedFilter {
+ public:
+  explicit MatchedFilter(const QuantTrial& t) : t_(t), p_(t.parts()) {
+    const auto n_rows = static_cast<int64_t>(t.subject().judged().size());
+    const Array& have = t.subject().actual();
+    const int64_t width = n_rows > 0 ? have.size() / n_rows : 0;
+    const bool activation = t.product().activation;
+    const int64_t lines = activation ? n_rows : width, others = activation ? width : n_rows;
+    if (width == 0 || p_.cols == 0 || t.product().other.cols() != p_.cols || t.product().other.rows() != others ||
+        t.product().first + lines > p_.rows)
+      return;
+    Choose(lines, others);
+    Correlate(have, width, activation);
+  }
+
+  // Numbers of the result that were looked at; 0: shapes that do not belong together.
+  int64_t equations() const { return lines_ * static_cast<int64_t>(others_.size()); }
+
+  // Place p of each run holds the codes of place from[p]; empty: runs of this length cannot be told.
+  // zeros_too: zero points move with their codes.
+  std::vector<int64_t> Order(int64_t length, bool by_rows, bool zeros_too) const {
+    const int64_t first = t_.product().first;
+    if (lines_ == 0 || (by_rows ? first % length != 0 || lines_ < length : p_.cols % length != 0)) return {};
+    if (static_cast<double>(lines_ * p_.cols * length) > kMostWork) return {};
+    const auto n = static_cast<size_t>(length);
+    std::vector<double> cross(n * n, 0), square(n * n, 0);
+    const int64_t lines = by_rows ? lines_ / length * length : lines_;
+    for (int64_t line = 0; line < lines; ++line) {
+      const int64_t row = first + line;
+      for (int64_t k = 0; k < p_.cols; ++k) {
+        const int64_t at = row * p_.cols + k, p = (by_rows ? line : k) % length, step = by_rows ? p_.cols : 1;
+        const double scale = p_.ScaleOf(at), a = filter_[static_cast<size_t>(line * p_.cols + k)] * scale;
+        const double b = energy_[static_cast<size_t>(k)] * scale * scale;
+        for (int64_t q = 0; q < length; ++q) {
+          const auto from = static_cast<size_t>(at + (q - p) * step);
+          const double zero = p_.zero.empty() ? 0 : double{p_.zero[zeros_too ? from : static_cast<size_t>(at)]};
+          const double v = double{p_.code[from]} - zero;
+          cross[static_cast<size_t>(p) * n + static_cast<size_t>(q)] += a * v;
+          square[static_cast<size_t>(p) * n + static_cast<size_t>(q)] += b * v * v;
+        }
+      }
+    }
+    return Assign(cross, square, n);
+  }
+
+ private:
+  // Rows of requests alone; as many lines as the work allows.
+  void Choose(int64_t lines, int64_t others) {
+    const bool activation = t_.product().activation;
+    for (int64_t i = 0; i < others; ++i) {
+      if (activation || t_.subject().judged()[static_cast<size_t>(i)]) others_.push_back(i);
+    }
+    if (static_cast<int64_t>(others_.size()) > kMostOthers) {
+      std::vector<int64_t> some;
+      for (int64_t i = 0; i < kMostOthers; ++i)
+        some.push_back(others_[static_cast<size_t>(i) * others_.size() / static_cast<size_t>(kMostOthers)]);
+      others_ = std::move(some);
+    }
+    const double of_line = static_cast<double>(p_.cols) * static_cast<double>(std::max<size_t>(others_.size(), 1));
+    lines_ = others_.empty() ? 0 : std::min(lines, std::max<int64_t>(static_cast<int64_t>(kMostWork / of_line), 16));
+  }
+
+  // filter_: Σ y x of each line and column, about the means over the others; energy_: Σ x².
+  void Correlate(const Array& have, int64_t width, bool activation) {
+    const Array& x = t_.product().other;
+    const auto cols = static_cast<size_t>(p_.cols);
+    std::vector<double> mean(cols, 0);
+    for (const int64_t o : others_)
+      for (size_t k = 0; k < cols; ++k) mean[k] += x[o * p_.cols + static_cast<int64_t>(k)];
+    for (double& m : mean) m /= static_cast<double>(others_.size());
+    energy_.assign(cols, 0);
+    for (const int64_t o : others_) {
+      for (size_t k = 0; k < cols; ++k) {
+        const double d = x[o * p_.cols + static_cast<int64_t>(k)] - mean[k];
+        energy_[k] += d * d;
+      }
+    }
+    filter_.assign(static_cast<size_t>(lines_) * cols, 0);
+    for (int64_t line = 0; line < lines_; ++line) {
+      if (activation && !t_.subject().judged()[static_cast<size_t>(line)]) continue;
+      double middle = 0;
+      const auto y = [&](int64_t o) { return have[activation ? line * width + o : o * width + line]; };
+      for (const int64_t o : others_) middle += y(o);
+      middle /= static_cast<double>(others_.size());
+      if (!std::isfinite(middle)) continue;
+      double* filter = filter_.data() + static_cast<size_t>(line) * cols;
+      for (const int64_t o : others_) {
+        const double d = y(o) - middle;
+        for (size_t k = 0; k < cols; ++k) filter[k] += d * (x[o * p_.cols + static_cast<int64_t>(k)] - mean[k]);
+      }
+    }
+  }
+
+  // The best pairs first, each place and each source once. n ≤ 256.
+  static std::vector<int64_t> Assign(const std::vector<double>& cross, const std::vector<double>& square, size_t n) {
+    std::vector<std::pair<double, size_t>> pairs;
+    for (size_t i = 0; i < n * n; ++i) pairs.emplace_back(square[i] > 0 ? -cross[i] / std::sqrt(square[i]) : 0, i);
+    std::sort(pairs.begin(), pairs.end());
+    std::vector<int64_t> from(n, -1);
+    std::vector<char> taken(n, 0);
+    for (const auto& [score, i] : pairs) {
+      if (from[i / n] >= 0 || taken[i % n]) continue;
+      from[i / n] = static_cast<int64_t>(i % n);
+      taken[i % n] = 1;
+    }
+    return from;
+  }
+
+  const QuantTrial& t_;
+  const DequantParts& p_;
+  int64_t lines_ = 0;
+  std::vector<int64_t> others_;
+  std::vector<double> filter_, energy_;
+};
+
+// Elements of runs moved as `from` says; what does not fill a run stays.
+std::vector<float> Moved(const DequantParts& p, const std::vector<float>& cells, bool by_rows,
+                         const std::vector<int64_t>& from) {
+  std::vector<float> out = cells;
+  const auto length = static_cast<int64_t>(from.size());
+  const int64_t extent = by_rows ? p.rows : p.cols, step = by_rows ? p.cols : 1;
+  for (int64_t r = 0; r < p.rows; ++r) {
+    for (int64_t c = 0; c < p.cols; ++c) {
+      const int64_t i = by_rows ? r : c, place = i % length;
+      if (i - place + length > extent) continue;
+      out[static_cast<size_t>(r * p.cols + c)] =
+          cells[static_cast<size_t>(r * p.cols + c + (from[static_cast<size_t>(place)] - place) * step)];
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+std::optional<Explanation> TryRuns(const QuantTrial& t) {
+  const MatchedFilter filter(t);
+  const DequantParts& p = t.parts();
+  for (const bool by_rows : {false, true}) {
+    for (const bool zeros_too : {false, true}) {
+      if (zeros_too && (p.zero.empty() || !by_rows)) continue;
+      for (const int64_t length : kRunLengths) {
+        // An order of n is one of n!: every number that fits to rounding is worth two bits at least, and 40 are asked.
+        const auto n = static_cast<double>(length);
+        if (2 * static_cast<double>(filter.equations()) < n * std::log2(n) + 40) break;
+        const std::vector<int64_t> from = filter.Order(length, by_rows, zeros_too);
+        if (from.empty() || std::is_sorted(from.begin(), from.end())) continue;
+        DequantParts other = p;
+        other.code = Moved(p, p.code, by_rows, from);
+        if (zeros_too) other.zero = Moved(p, p.zero, by_rows, from);
+        std::string text = "fits " + t.product().name + " if " + RunOrderText(by_rows, from);
+        if (zeros_too) text += ", zero points with them";
+        if (auto why = t.Try(other, {fault_class::kQLayout, text})) return why;
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace assay::op
