@@ -10,18 +10,29 @@ namespace {
 constexpr size_t kMaxSegments = 64;
 constexpr size_t kMaxCells = 64;
 
-thread_local std::vector<Segment> kept;
+// A thread records on behind the end of its thread_locals: from atexit handlers, static destructors and the host's own
+// thread_locals. Without a destructor itself, `ended` holds until the thread's memory goes.
+thread_local bool ended = false;
+
+struct Kept {
+  std::vector<Segment> segments;
+  ~Kept() { ended = true; }
+};
+thread_local Kept kept;
 
 }  // namespace
 
-std::vector<Segment> TakeSegments() { return std::move(kept); }
+std::vector<Segment> TakeSegments() {
+  if (ended) return {};
+  return std::move(kept.segments);
+}
 
 void GiveSegments(std::vector<Segment> segments) {
-  if (segments.capacity() > kMaxSegments) return;
+  if (ended || segments.capacity() > kMaxSegments) return;
   for (const Segment& segment : segments) {
     if (segment.rows.capacity() > kMaxCells || segment.heads.capacity() > kMaxCells) return;
   }
-  kept = std::move(segments);
+  kept.segments = std::move(segments);
 }
 
 }  // namespace assay

@@ -8,7 +8,8 @@
 
 namespace assay {
 
-// What the calling thread gave back last, in whatever state; empty when there is nothing.
+// What the calling thread gave back last, in whatever state; empty when there is nothing, and from the end of its
+// thread_locals on.
 std::vector<Segment> TakeSegments();
 
 // Keeps them for the thread's next TakeSegments(), unless they hold much memory. Does not throw.

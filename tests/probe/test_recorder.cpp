@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <malloc.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -385,6 +386,53 @@ TEST_F(RecorderTest, StderrSinkWritesALineAndNoTrace) {
   ASSERT_TRUE(recorder->Close().ok());
   EXPECT_TRUE(recorder->dir().empty());
   EXPECT_FALSE(fs::exists(settings_.dir));
+}
+
+// What is recorded once more when the thread or the process ends.
+struct LastWords {
+  Recorder* recorder = nullptr;
+  const Observation* observation = nullptr;
+  // Twice: what the first gives back for the next one to take is what ended.
+  bool Say() const { return recorder->Record(*observation).ok() && recorder->Record(*observation).ok(); }
+};
+LastWords at_exit;
+
+// In a process of its own, where freed memory reads as garbage. exit() ends the thread_locals of the thread first.
+TEST_F(RecorderTest, RecordingFromAnExitHandlerIsKept) {
+  const auto child = [&] {
+    ::mallopt(M_PERTURB, 0x5a);
+    static const std::unique_ptr<Recorder> recorder = Open();
+    static const Observation observation = At("layers.0.attn.q");
+    at_exit = {recorder.get(), &observation};
+    std::atexit([] {
+      if (!at_exit.Say() || !at_exit.recorder->Close().ok()) ::_exit(1);
+    });
+    std::exit(at_exit.Say() ? 0 : 2);
+  };
+  EXPECT_EXIT(child(), ::testing::ExitedWithCode(0), "");
+  EXPECT_EQ(Sites(*Read()).size(), 4u);
+}
+
+// Made before the recorder's own thread_locals, so that it ends behind them.
+TEST_F(RecorderTest, RecordingFromAThreadLocalOfTheHostIsKept) {
+  const auto child = [&] {
+    ::mallopt(M_PERTURB, 0x5a);
+    const auto recorder = Open();
+    const Observation observation = At("layers.0.attn.q");
+    std::thread([&] {
+      struct Host : LastWords {
+        ~Host() {
+          if (!Say()) ::_exit(1);
+        }
+      };
+      thread_local Host host;
+      host.recorder = recorder.get(), host.observation = &observation;
+      if (!host.Say()) ::_exit(2);
+    }).join();
+    ::_exit(recorder->Close().ok() ? 0 : 3);
+  };
+  EXPECT_EXIT(child(), ::testing::ExitedWithCode(0), "");
+  EXPECT_EQ(Sites(*Read()).size(), 4u);
 }
 
 }  // namespace
