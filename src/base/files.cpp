@@ -39,7 +39,7 @@ Status ErrnoStatus(const std::string& path, std::string_view what, int error) {
   return Status::Environment(std::move(message));
 }
 
-// stat and not lstat: a link counts as what it points to, a dangling one as absent.
+// lstat and not stat: a link that leads nowhere is there, so that opening it says what is wrong with it.
 bool FileExists(const std::string& path) {
   struct stat info;
   return ::lstat(path.c_str(), &info) == 0;

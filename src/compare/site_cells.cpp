@@ -17,24 +17,11 @@ float Distance(const double* a, const double* b, int n) {
 }
 
 // "first:last" key of a chunk's partial result, from its metadata; empty: not said.
-std::string KeysIn(const Trace& trace, uint32_t event) {
-  for (const auto& [name, text] : trace.event(event).Decode().meta) {
-    if (name == "keys") return text;
-  }
-  return {};
-}
+std::string KeysIn(const Trace& trace, uint32_t event) { return std::string(trace.event(event).meta("keys")); }
 
 // By the site's first piece on the side. REQUIRES: it has one.
 bool SaysKeys(const JointIndex& index, int side, const JointSite& site) {
   return !KeysIn(*index.trace[side], index.pieces[side][site.begin[side]].event).empty();
-}
-
-// Not-a-number, +inf and -inf are different values: counted apart, over the segment that holds the row. Rows hold one
-// count alone, and sketches none of them.
-bool OtherKindsOfNonFinite(const JointIndex& index, const Piece& a, const Piece& b) {
-  const Stats x = index.trace[kA]->event(a.event).Decode().segments[a.segment].stats;
-  const Stats y = index.trace[kB]->event(b.event).Decode().segments[b.segment].stats;
-  return x.nan != y.nan || x.pos_inf != y.pos_inf || x.neg_inf != y.neg_inf;
 }
 
 // Calls f(request, begin[2], end[2]) for each request that has pieces of the site on a side.
@@ -113,6 +100,19 @@ const std::string& CellReader::KeysOf(int side, const RowValue& value) {
   return keys_[side];
 }
 
+// The event that was asked for last is remembered here too: masked scores ask for every row.
+const CellReader::NonFinite& CellReader::NonFiniteOf(int side, const Piece& piece) {
+  std::vector<NonFinite>& counts = nonfinite_[side];
+  if (piece.event != nonfinite_event_[side]) {
+    nonfinite_event_[side] = piece.event;
+    counts.clear();
+    for (const Segment& segment : index_.trace[side]->event(piece.event).Decode().segments) {
+      counts.push_back({segment.stats.nan, segment.stats.pos_inf, segment.stats.neg_inf});
+    }
+  }
+  return counts[piece.segment];
+}
+
 void CellReader::AddCell(uint32_t request, size_t i, size_t j, size_t* hint, SiteCells* out, Coverage* coverage) {
   const RowValue &a = rows_[kA].rows[i], &b = rows_[kB].rows[j];
   if (chunk_ && KeysOf(kA, a) != KeysOf(kB, b)) {  // attention over another range of keys: another quantity
@@ -152,7 +152,7 @@ void CellReader::AddCell(uint32_t request, size_t i, size_t j, size_t* hint, Sit
   const Piece &piece_a = index_.pieces[kA][a.piece], &piece_b = index_.pieces[kB][b.piece];
   cell.same_cut = piece_a.position == piece_b.position && piece_a.n_rows == piece_b.n_rows;
   if (!equal && a.nonfinite > 0 && a.nonfinite == b.nonfinite && cell.same_cut) {
-    cell.nonfinite_differs = OtherKindsOfNonFinite(index_, piece_a, piece_b);
+    cell.nonfinite_differs = NonFiniteOf(kA, piece_a) != NonFiniteOf(kB, piece_b);
   }
   for (const RowValue* value : {&a, &b}) {
     if (value->deviating_rank < 0) continue;

@@ -57,6 +57,13 @@ class CellReader {
   void AddCell(uint32_t request, size_t i, size_t j, size_t* hint, SiteCells* out, Coverage* coverage);
   // "first:last" of a chunk's keys; empty: not said.
   const std::string& KeysOf(int side, const RowValue& value);
+  // Not-a-number, +inf and -inf are different values: counted apart, over the segment that holds the row. Rows hold one
+  // count alone, and sketches none of them.
+  struct NonFinite {
+    uint64_t nan = 0, pos_inf = 0, neg_inf = 0;
+    bool operator==(const NonFinite&) const = default;
+  };
+  const NonFinite& NonFiniteOf(int side, const Piece& piece);
 
   const JointIndex& index_;
   SideRows rows_[2];  // of the request at hand
@@ -65,6 +72,9 @@ class CellReader {
   // The event that keys_ was read from; a cache of one.
   uint32_t keys_event_[2] = {~uint32_t{0}, ~uint32_t{0}};
   std::string keys_[2];
+  // As keys_: of each segment of the event.
+  uint32_t nonfinite_event_[2] = {~uint32_t{0}, ~uint32_t{0}};
+  std::vector<NonFinite> nonfinite_[2];
   uint64_t repeated_[2] = {0, 0}, incomplete_[2] = {0, 0};
 };
 
