@@ -55,6 +55,8 @@ std::optional<HeadWeights> WeightsOf(const Subject& s, bool keys, int64_t c) {
 // Heads of a result on this rank, and which ones of a weight that was recorded whole.
 struct HeadRange {
   int64_t first = 0, count = 1, all = 1;
+  // The columns of a shard are what its event says: they need not lie inside of the weight.
+  bool inside() const { return count > 0 && first >= 0 && first <= all - count; }
 };
 
 // A weight recorded whole on every rank is cut to the heads of this rank's result.
@@ -75,6 +77,7 @@ enum class Reading { kRight, kOther, kRightAsTransposed, kOtherAsTransposed };
 // [heads, d, c] whatever the recorded layout; `reading` then lets the same memory be read wrongly.
 Result<Array> Canonical(const HeadWeights& w, const Array& whole, const HeadRange& range, int64_t d, int64_t c,
                         Reading reading) {
+  if (!range.inside()) return Status::BadInput(w.name + " lacks heads of this shard");
   const int64_t heads = range.count;
   Array out = Array::Filled({heads, d, c});
   Array in = whole;
@@ -216,7 +219,7 @@ void JudgeUp(Subject& s, bool keys) {
   const auto run = [&](int64_t shift, bool of_keys) {
     return [&, shift, of_keys](std::span<const Array> in) -> Result<oracle::Computed> {
       const int64_t c = in[0].cols(), n = in[1].size() / std::max<int64_t>(c, 1);
-      if (n % range.all != 0 || n / range.all < cols || in[1].size() != n * c)
+      if (!range.inside() || n % range.all != 0 || n / range.all < cols || in[1].size() != n * c)
         return Status::BadInput("kv_b_proj has other heads than " + s.info().name);
       const int64_t own = n / range.all;
       std::vector<int64_t> rows;

@@ -166,7 +166,7 @@ Result<Array> PerHead(const Subject& s, std::string_view stem, const AttentionCa
   if (t->n() == call.heads) return ToArray({call.heads}, t->values);
   const Shard& shard = s.info().event.shard;
   const int64_t first = call.value_dim > 0 ? shard.col_offset / call.value_dim : shard.index * call.heads;
-  if (shard.count <= 1 || t->n() < first + call.heads)
+  if (shard.count <= 1 || first < 0 || first > t->n() - call.heads)
     return Status::BadInput(name + " has " + std::to_string(t->n()) + " numbers for " + std::to_string(call.heads) +
                             " heads");
   return ToArray({call.heads},

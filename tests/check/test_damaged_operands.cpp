@@ -3,9 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
 
 #include "check/check.h"
 #include "small_trace.h"
+#include "trace/trace_bytes.h"
 #include "verdicts.h"
 
 namespace assay {
@@ -13,6 +17,7 @@ namespace {
 
 using testing::Judge;
 using testing::Noise;
+using testing::Put;
 using testing::SmallTrace;
 using Values = std::vector<float>;
 
@@ -79,6 +84,100 @@ TEST(DamagedOperands, GateAndUpOfAnOddWidthAreJudgedWithoutOtherOrders) {
   ASSERT_FALSE(r.findings.empty());
   EXPECT_EQ(r.findings[0].name, "layers.0.moe.gate_up");
   EXPECT_NE(r.findings[0].cls, "MOE-LAYOUT");
+}
+
+// Closes the recording, writes `forged` over the shard of the only event that has `recorded`, and runs the check: the
+// recorder refuses what a damaged file may say.
+CheckResult JudgeForged(SmallTrace& t, const std::string& check, const Shard& recorded, const Shard& forged) {
+  const auto group = [](const Shard& s) { return format::ShardGroup{s.index, s.count, s.col_offset, s.full_cols}; };
+  const format::ShardGroup from = group(recorded), to = group(forged);
+  const std::string folder = t.Open()->trace().path();
+  int found = 0;
+  for (const auto& file : std::filesystem::directory_iterator(folder)) {
+    if (file.path().extension() != ".assay") continue;
+    testing::Bytes bytes = testing::ReadBytes(file.path());
+    for (const testing::RecordSpan& record : testing::RecordsOf(bytes)) {
+      for (uint64_t at = record.offset; at + sizeof from <= record.offset + record.size_bytes; at += 8) {
+        if (std::memcmp(bytes.data() + at, &from, sizeof from) != 0) continue;
+        testing::Poke(&bytes, at, to);
+        testing::Reseal(&bytes, record.offset);
+        ++found;
+      }
+    }
+    testing::WriteBytes(file.path(), bytes);
+  }
+  EXPECT_EQ(found, 1);
+  const auto capture = Capture::Open(folder);
+  EXPECT_TRUE(capture.ok()) << capture.status().message();
+  auto result = RunChecks(**capture, {.only = {check}});
+  EXPECT_TRUE(result.ok()) << result.status().message();
+  return std::move(result).value();
+}
+
+// Attention of one head of four, with slopes of all: its shard says which one is its own.
+CheckResult SlopesOfShard(int64_t col_offset) {
+  const Shard shard{1, 4, kWidth, 4 * kWidth};
+  SmallTrace t(4);
+  const uint64_t a = t.Request({1, 2, 3, 4, 5});
+  const std::vector<RowRun> rows = {{a, 0, kRows, 0, false}};
+  t.Record("layers.0.attn.alibi_slopes", "H", {4}, Noise(4, 1));
+  t.Record("layers.0.attn.q", "T H d", {kRows, 1, kWidth}, Noise(kRows * kWidth, 2), {.rows = rows});
+  t.Record("layers.0.attn.k", "T Hkv d", {kRows, 1, kWidth}, Noise(kRows * kWidth, 3), {.rows = rows});
+  t.Record("layers.0.attn.v", "T Hkv d", {kRows, 1, kWidth}, Noise(kRows * kWidth, 4), {.rows = rows});
+  t.Record("layers.0.attn.out", "T H dv", {kRows, 1, kWidth}, Noise(kRows * kWidth, 5), {.rows = rows, .shard = shard});
+  return JudgeForged(t, "attention", shard, {1, 4, col_offset, 4 * kWidth});
+}
+TEST(DamagedOperands, SlopesOutsideOfTheRecordedOnesAreNotRead) {
+  constexpr int64_t kFar = int64_t{1} << 50;
+  EXPECT_EQ(SlopesOfShard(3 * kWidth).coverage.results_judged, 1u);
+  for (const int64_t first : {-kFar, -kWidth, 4 * kWidth, kFar}) {
+    EXPECT_EQ(SlopesOfShard(first).coverage.results_judged, 0u) << first;
+  }
+}
+
+// The latent query of heads 2 and 3 of four; weights of all, as both paths keep them.
+CheckResult LatentOfShard(const std::string& weight, int64_t weight_rows, const Shard& forged) {
+  constexpr int64_t kLatent = 4, kNope = 3;
+  const Shard shard{1, 2, kHeads * kLatent, 2 * kHeads * kLatent};
+  SmallTrace t(2);
+  const uint64_t a = t.Request({1, 2, 3, 4, 5});
+  const std::vector<RowRun> rows = {{a, 0, kRows, 0, false}};
+  const Put load{.step = -1, .phase = Phase::kLoad};
+  const Values w = Noise(static_cast<size_t>(4 * weight_rows * kLatent), 1);
+  if (weight_rows == kNope) {
+    t.Record(weight, "H d c", {4, weight_rows, kLatent}, w, load);
+  } else {
+    t.Record(weight, "out in", {4 * weight_rows, kLatent}, w, load);
+  }
+  t.Record("layers.0.attn.q_nope", "T H dn", {kRows, kHeads, kNope}, Noise(kRows * kHeads * kNope, 2), {.rows = rows});
+  t.Record("layers.0.attn.q_latent", "T H c", {kRows, kHeads, kLatent}, Noise(kRows * kHeads * kLatent, 3),
+           {.rows = rows, .shard = shard});
+  return JudgeForged(t, "absorption", shard, forged);
+}
+TEST(DamagedOperands, WeightsOfHeadsBeyondAllAreNotRead) {
+  constexpr int64_t kAll = 4 * 4, kFar = int64_t{1} << 50;
+  EXPECT_EQ(LatentOfShard("layers.0.attn.W_UK_T", 3, {1, 2, kAll / 2, kAll}).coverage.results_judged, 1u);
+  for (const int64_t first : {-kFar, int64_t{-4}, int64_t{12}, kFar}) {
+    EXPECT_EQ(LatentOfShard("layers.0.attn.W_UK_T", 3, {1, 2, first, kAll}).coverage.results_judged, 0u) << first;
+    EXPECT_EQ(LatentOfShard("layers.0.attn.kv_b_proj.weight", 6, {1, 2, first, kAll}).coverage.results_judged, 0u);
+  }
+}
+
+// Keys of kv_b_proj [heads * 6, 4] whose shard has fewer columns than one head, or that have no heads.
+TEST(DamagedOperands, KeysOfNoHeadAreNotJudged) {
+  for (const int64_t heads : {int64_t{0}, int64_t{2}}) {
+    SmallTrace t(2);
+    const uint64_t a = t.Request({1, 2, 3, 4, 5});
+    const std::vector<RowRun> rows = {{a, 0, kRows, 0, false}};
+    const Shard shard{1, 2, 6, 12};
+    t.Record("layers.0.attn.kv_b_proj.weight", "out in", {24, 4}, Noise(24 * 4, 1),
+             {.step = -1, .phase = Phase::kLoad});
+    t.Record("layers.0.attn.kv_c_normed", "T c", {kRows, 4}, Noise(kRows * 4, 2), {.rows = rows});
+    t.Record("layers.0.attn.k_nope", "T H dn", {kRows, heads, 3}, Noise(static_cast<size_t>(kRows * heads * 3), 3),
+             {.rows = rows, .shard = heads > 0 ? shard : Shard{}});
+    const CheckResult r = heads > 0 ? JudgeForged(t, "absorption", shard, {1, 2, 0, 2}) : Judge(t, {"absorption"});
+    EXPECT_EQ(r.coverage.results_judged, 0u) << heads;
+  }
 }
 
 }  // namespace
