@@ -46,9 +46,10 @@ void TryStrides(const Subject& out, const AttentionCall& call, Trial* trial) {
   for (int part = 0; part < 3; ++part) {
     const TensorPtr& view = inputs[static_cast<size_t>(part)].tensor;
     if (view == nullptr) continue;
-    for (const Reading& reading : OtherReadings(out, *view, inputs)) {
+    const Readings readings = OtherReadings(out, *view, inputs);
+    for (const std::vector<int64_t>& strides : readings.strides) {
       AttentionCall changed = call;
-      Replace(&changed, part, *view, reading.values);
+      Replace(&changed, part, *view, readings.Read(strides));
       if (trial->Try(changed, {fault_class::kStride,
                                "fits " + names[part] + " read from its storage by other strides than its own"})) {
         return;

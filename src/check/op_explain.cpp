@@ -126,13 +126,52 @@ TensorPtr StorageOf(const Subject& subject, const EventInfo& view) {
   return found;
 }
 
-// Every mixture of the candidate strides that stays inside of the recorded storage, at most 64 readings. The view's own
-// strides are left out; so are tensors with other axes before the rows.
-std::vector<Reading> OtherReadings(const Subject& subject, const Tensor& view, std::span<const Input> siblings) {
-  std::vector<Reading> out;
+namespace {
+
+// Whether all places of a view lie in [0, n): forged strides may be anything, and those of a view that runs backwards
+// are negative. REQUIRES: no extent is 0, 0 <= offset.
+bool StaysInside(const std::vector<int64_t>& shape, const std::vector<int64_t>& strides, int64_t offset, int64_t n) {
+  int64_t lowest = offset, highest = offset;
+  for (size_t a = 0; a < shape.size(); ++a) {
+    int64_t reach = 0;
+    int64_t& end = strides[a] < 0 ? lowest : highest;
+    if (__builtin_mul_overflow(shape[a] - 1, strides[a], &reach) || __builtin_add_overflow(end, reach, &end)) {
+      return false;
+    }
+  }
+  return lowest >= 0 && highest < n;
+}
+
+}  // namespace
+
+oracle::Array Readings::Read(const std::vector<int64_t>& by) const {
+  oracle::Array read = oracle::Array::Filled(shape);
+  std::vector<int64_t> at(shape.size(), 0);
+  for (int64_t i = 0; i < read.size(); ++i) {
+    int64_t place = offset;
+    for (size_t a = 0; a < shape.size(); ++a) place += at[a] * by[a];
+    read[i] = storage->values[static_cast<size_t>(place)];
+    for (size_t a = shape.size(); a-- > 0;) {
+      if (++at[a] < shape[a]) break;
+      at[a] = 0;
+    }
+  }
+  return read;
+}
+
+// Every mixture of the candidate strides that stays inside of the recorded storage. The view's own strides are left
+// out; so are tensors with other axes before the rows, and those of which only some rows were stored.
+Readings OtherReadings(const Subject& subject, const Tensor& view, std::span<const Input> siblings) {
+  constexpr size_t kMaxReadings = 64;
+  // Operands of many axes have more mixtures than can be tried; those of three axes and twenty strides an axis are in.
+  constexpr int kMaxMixtures = 1 << 14;
+  Readings out;
   const Event& event = view.info->event;
   const TensorPtr storage = StorageOf(subject, *view.info);
-  if (storage == nullptr || event.row_axis > 0 || view.n() > kMaxReread) return out;
+  if (storage == nullptr || event.row_axis > 0 || view.n() == 0 || view.n() > kMaxReread || view.shape != event.shape ||
+      event.strides.size() != event.shape.size()) {
+    return out;
+  }
   const size_t rank = event.shape.size();
   // Strides that an axis may be stepped by: its own, those of siblings, those of a contiguous tensor in any axis order.
   std::vector<std::vector<int64_t>> steps(rank);
@@ -170,28 +209,16 @@ std::vector<Reading> OtherReadings(const Subject& subject, const Tensor& view, s
   if (mine > base && base > 0 && size > 0 && (mine - base) / size < static_cast<uint64_t>(storage->n())) {
     offset = static_cast<int64_t>((mine - base) / size);
   }
+  out.storage = storage;
+  out.shape = event.shape;
+  out.offset = offset;
   std::vector<size_t> pick(rank, 0);
   std::set<std::vector<int64_t>> tried{event.strides};
-  for (;;) {
+  for (int i = 0; i < kMaxMixtures && out.strides.size() < kMaxReadings; ++i) {
     std::vector<int64_t> strides(rank);
-    int64_t last = offset;
-    for (size_t a = 0; a < rank; ++a) {
-      strides[a] = steps[a][pick[a]];
-      last += strides[a] * std::max<int64_t>(event.shape[a] - 1, 0);
-    }
-    if (last < storage->n() && tried.insert(strides).second && out.size() < 64) {
-      oracle::Array read = oracle::Array::Filled(view.shape);
-      std::vector<int64_t> at(rank, 0);
-      for (int64_t i = 0; i < read.size(); ++i) {
-        int64_t place = offset;
-        for (size_t a = 0; a < rank; ++a) place += at[a] * strides[a];
-        read[i] = storage->values[static_cast<size_t>(place)];
-        for (size_t a = rank; a-- > 0;) {
-          if (++at[a] < event.shape[a]) break;
-          at[a] = 0;
-        }
-      }
-      out.push_back({strides, std::move(read)});
+    for (size_t a = 0; a < rank; ++a) strides[a] = steps[a][pick[a]];
+    if (StaysInside(event.shape, strides, offset, storage->n()) && tried.insert(strides).second) {
+      out.strides.push_back(std::move(strides));
     }
     size_t a = 0;
     while (a < rank && ++pick[a] == steps[a].size()) pick[a++] = 0;
@@ -202,15 +229,17 @@ std::vector<Reading> OtherReadings(const Subject& subject, const Tensor& view, s
 
 std::optional<Explanation> ExplainStrides(const Subject& subject, const Operation& operation) {
   const auto arrays = operation.arrays();
-  std::map<std::vector<int64_t>, std::vector<std::pair<size_t, oracle::Array>>> together;  // by strides
+  std::vector<Readings> readings(operation.inputs.size());
+  std::map<std::vector<int64_t>, std::vector<size_t>> together;  // operands that may be read by the strides
   for (size_t i = 0; i < operation.inputs.size(); ++i) {
     const Input& input = operation.inputs[i];
     if (input.tensor == nullptr) continue;
-    for (Reading& reading : OtherReadings(subject, *input.tensor, operation.inputs)) {
+    readings[i] = OtherReadings(subject, *input.tensor, operation.inputs);
+    for (const std::vector<int64_t>& strides : readings[i].strides) {
       auto changed = arrays;
-      changed[i] = reading.values;
+      changed[i] = readings[i].Read(strides);
       if (!Fits(subject, operation.run(changed))) {
-        together[reading.strides].emplace_back(i, std::move(reading.values));
+        together[strides].push_back(i);
         continue;
       }
       return Explanation{fault_class::kStride, "fits " + Short(input.name, subject.info()) +
@@ -218,12 +247,12 @@ std::optional<Explanation> ExplainStrides(const Subject& subject, const Operatio
     }
   }
   // One stride for all of several operands, as a kernel has that takes them for parts of one row.
-  for (const auto& [strides, readings] : together) {
-    if (readings.size() < 2) continue;
+  for (const auto& [strides, operands] : together) {
+    if (operands.size() < 2) continue;
     auto changed = arrays;
     std::string names;
-    for (const auto& [i, values] : readings) {
-      changed[i] = values;
+    for (size_t i : operands) {
+      changed[i] = readings[i].Read(strides);
       names += (names.empty() ? "" : " and ") + Short(operation.inputs[i].name, subject.info());
     }
     if (!Fits(subject, operation.run(changed))) continue;

@@ -56,13 +56,18 @@ EventId BoundEvent(const Subject& subject, const std::string& name, EventId oper
 
 // The flat memory behind a view, recorded beside it; null when it was not.
 TensorPtr StorageOf(const Subject& subject, const EventInfo& view);
-// A view read with other strides, in elements.
-struct Reading {
-  std::vector<int64_t> strides;
-  oracle::Array values;
+// Ways in which the memory behind a view may be read. Values are made one way at a time: each takes the memory of the
+// view.
+struct Readings {
+  TensorPtr storage;                          // null: not recorded, and no strides
+  std::vector<int64_t> shape;                 // of the view
+  int64_t offset = 0;                         // of its first element in the storage
+  std::vector<std::vector<int64_t>> strides;  // in elements, at most 64; every place lies inside of the storage
+  // The view by one of `strides`.
+  oracle::Array Read(const std::vector<int64_t>& by) const;
 };
-// Every way in which memory behind a view may be read: strides of the view mixed with those of its siblings, and rows
-// as far apart as the result's, a sibling's, or those of the siblings side by side are wide.
-std::vector<Reading> OtherReadings(const Subject& subject, const Tensor& view, std::span<const Input> siblings);
+// Strides of the view mixed with those of its siblings, and rows as far apart as the result's, a sibling's, or those of
+// the siblings side by side are wide. Strides and shapes come from the file and may be anything.
+Readings OtherReadings(const Subject& subject, const Tensor& view, std::span<const Input> siblings);
 
 }  // namespace assay::op
