@@ -14,9 +14,16 @@
 
 namespace assay::op {
 
+// The rows of one request in the step, all of them: what a kernel counts from, whichever queries are recomputed.
+struct StepRows {
+  int64_t n_rows = 0;
+  int64_t first = 0, last = 0;  // positions of its first and its last row
+};
+
 // The queries of one request and what they see. Keys in order of position.
 struct AttentionBatch {
   uint64_t request = 0;
+  size_t number = 0;          // of the request in the step, into AttentionCall::step
   std::vector<int64_t> rows;  // of the result
   std::vector<int64_t> query_positions, key_positions;
   oracle::Array q, k, v;  // v without values: the first value_dim columns of k
@@ -27,12 +34,14 @@ struct AttentionBatch {
 };
 
 struct AttentionCall {
-  std::vector<AttentionBatch> batches;
+  std::vector<AttentionBatch> batches;  // requests of which a query is left
+  std::vector<StepRows> step;           // every request, in order of rows
   oracle::AttentionSpec spec;
   oracle::Array sinks, slopes;  // [H]; without values: none
   int64_t n_rows = 0, heads = 0, value_dim = 0;
   bool absorbed = false;
   std::vector<std::string> key_names;  // sites that keys and values came from, full names
+  const StepRows& rows_of(const AttentionBatch& batch) const { return step[batch.number]; }
 };
 
 struct AttentionValues {
@@ -68,9 +77,17 @@ std::optional<Explanation> LeavesRange(const Subject& out, const AttentionCall& 
 // The cause of a wrong log-sum-exp whose output is right: always LSE, with the constant where there is one.
 Explanation ExplainLse(const Subject& lse, const AttentionValues& right);
 
+// The whole pool of the layer (attn.*_cache): keys with values, or latents alone.
+struct Pool {
+  TensorPtr k, v;     // v null: part of k
+  int64_t slots = 0;  // 0: it was not recorded
+  // A slot is as wide as a key, and as a value, of the batch.
+  bool holds_rows_of(const AttentionBatch& batch) const;
+};
+Pool PoolOf(const Subject& out, const AttentionCall& call);
 // Adds to a batch the keys and values that the pool (attn.*_cache) holds behind the request's newest one, to the end of
-// the block that /block_table gives it, as seen by all of its queries or by the newest alone. False: nothing was added.
-bool AddPoolTail(const Subject& out, bool absorbed, bool newest_alone, AttentionBatch* batch);
+// the block that block_table gives it, as seen by all of its queries or by the newest alone. False: nothing was added.
+bool AddPoolTail(const Subject& out, const AttentionCall& call, bool newest_alone, AttentionBatch* batch);
 
 // Ranges of `keys` metadata ("0:8,0:4"), one a request; empty when it is damaged.
 std::vector<oracle::KeyRange> ParseRanges(const std::string& text);

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 
+#include "check/helpers.h"
 #include "check/op_attention.h"
 #include "check/op_attention_trial.h"
 #include "check/op_explain.h"
@@ -103,32 +104,30 @@ void TryGraph(const Subject& out, const AttentionCall& call, Trial* trial) {
 // ---- whose keys ----------------------------------------------------------------------------------------------------
 
 // Keys that the pool holds, from key position `first` on; slot_of(position) is -1 where no slot is known.
-// False when the pool does not have every position from `first` to the newest. The mask is dropped, as it belongs to
-// the keys that were recorded.
+// False when the pool does not have every position from `first` to the newest of the step. The mask is dropped, as it
+// belongs to the keys that were recorded.
 bool FromSlots(const Subject& out, const AttentionCall& call, AttentionBatch* b, int64_t first,
                const std::function<int64_t(int64_t)>& slot_of) {
-  const TensorPtr k = out.Operand(out.Sibling(call.absorbed ? "attn.kv_cache" : "attn.k_cache"));
-  const TensorPtr v = call.absorbed ? nullptr : out.Operand(out.Sibling("attn.v_cache"));
-  if (k == nullptr || (!call.absorbed && v == nullptr) || first < 0) return false;
-  const int64_t slots = v == nullptr ? k->n_rows() : std::min(k->n_rows(), v->n_rows());
+  const Pool pool = PoolOf(out, call);
+  if (pool.slots == 0 || !pool.holds_rows_of(*b) || first < 0) return false;
   AttentionBatch read = *b;
-  const auto put = [&](const Tensor& pool, int64_t slot, Array* to) {
-    const auto values = pool.row(slot);
+  const auto put = [&](const Tensor& from, int64_t slot, Array* to) {
+    const auto values = from.row(slot);
     to->values.insert(to->values.end(), values.begin(), values.end());
   };
   read.key_positions.clear();
   read.k.values.clear();
   read.v.values.clear();
-  for (int64_t p = first; p <= b->query_positions.back(); ++p) {
+  for (int64_t p = first; p <= call.rows_of(*b).last; ++p) {
     const int64_t slot = slot_of(p);
-    if (slot < 0 || slot >= slots) return false;
+    if (slot < 0 || slot >= pool.slots) return false;
     read.key_positions.push_back(p);
-    put(*k, slot, &read.k);
-    if (v != nullptr) put(*v, slot, &read.v);
+    put(*pool.k, slot, &read.k);
+    if (pool.v != nullptr) put(*pool.v, slot, &read.v);
   }
   const auto n = static_cast<int64_t>(read.key_positions.size());
   read.k.shape[0] = n;
-  if (v != nullptr) read.v.shape[0] = n;
+  if (pool.v != nullptr) read.v.shape[0] = n;
   if (!read.mask.values.empty()) read.mask = {};
   *b = std::move(read);
   return true;
@@ -144,9 +143,14 @@ bool FromPool(const Subject& out, const Tensor& table, int64_t block_size, const
   return FromSlots(out, call, b, first, [&](int64_t p) -> int64_t {
     const int64_t block = p / block_size;
     if (block >= static_cast<int64_t>(entries.size())) return -1;
-    const double entry = entries[static_cast<size_t>(block)];
-    if (!(entry >= 0 && entry < 0x1p40)) return -1;
-    return static_cast<int64_t>(entry) * block_size + p % block_size;
+    const int64_t entry = check::IntegerOf(entries[static_cast<size_t>(block)]);
+    // Neither the entry nor the size of a block is bounded by the file.
+    int64_t slot = 0;
+    if (entry < 0 || __builtin_mul_overflow(entry, block_size, &slot) ||
+        __builtin_add_overflow(slot, p % block_size, &slot)) {
+      return -1;
+    }
+    return slot;
   });
 }
 
@@ -162,9 +166,14 @@ bool BatchFits(const Subject& out, const AttentionCall& call, size_t batch) {
 // Every request read from slots that follow one another, as if the cache were not paged: from where the requests before
 // it end, from a stride of the longest one, or all from the first slot on. Each wrong request must fit.
 std::optional<Explanation> WithoutTable(const Subject& out, const AttentionCall& call, int64_t block_size) {
+  const int64_t slots = PoolOf(out, call).slots;
+  if (slots == 0) return std::nullopt;
+  // Cut at the pool's end, behind which there is no slot: positions are bounded by nothing.
+  const auto length = [&](const StepRows& rows) { return std::clamp<int64_t>(rows.last, -1, slots) + 1; };
   int64_t longest = 0;
-  for (const AttentionBatch& b : call.batches) longest = std::max(longest, b.query_positions.back() + 1);
-  const int64_t whole = block_size > 0 ? (longest + block_size - 1) / block_size * block_size : longest;
+  for (const StepRows& rows : call.step) longest = std::max(longest, length(rows));
+  const int64_t block = std::clamp<int64_t>(block_size, 1, slots);
+  const int64_t whole = (longest + block - 1) / block * block;
   struct Layout {
     const char* text;
     int64_t stride;  // of a request; -1: lengths of those before it, -2: their new rows
@@ -174,12 +183,15 @@ std::optional<Explanation> WithoutTable(const Subject& out, const AttentionCall&
         Layout{"the longest request times its number", longest},
         Layout{"whole blocks of the longest request times its number", whole}, Layout{"0 for every request", 0}}) {
     bool any = false, all = true;
+    std::vector<int64_t> begin;  // first slot of each request of the step
     int64_t start = 0;
+    for (const StepRows& rows : call.step) {
+      begin.push_back(layout.stride >= 0 ? static_cast<int64_t>(begin.size()) * layout.stride : start);
+      start += layout.stride == -2 ? rows.n_rows : length(rows);
+    }
     for (size_t b = 0; b < call.batches.size() && all; ++b) {
-      const AttentionBatch& own = call.batches[b];
-      const int64_t first = layout.stride >= 0 ? static_cast<int64_t>(b) * layout.stride : start;
-      start += layout.stride == -2 ? static_cast<int64_t>(own.query_positions.size()) : own.query_positions.back() + 1;
       if (BatchFits(out, call, b)) continue;
+      const int64_t first = begin[call.batches[b].number];
       AttentionCall changed = call;
       all = FromSlots(out, call, &changed.batches[b], 0, [&](int64_t p) { return first + p; }) &&
             BatchFits(out, changed, b);
@@ -240,7 +252,7 @@ void TryPoolTails(const Subject& out, const AttentionCall& call, Trial* trial) {
   for (bool newest_alone : {false, true}) {
     AttentionCall changed = call;
     bool any = false;
-    for (AttentionBatch& b : changed.batches) any = AddPoolTail(out, call.absorbed, newest_alone, &b) || any;
+    for (AttentionBatch& b : changed.batches) any = AddPoolTail(out, call, newest_alone, &b) || any;
     if (any && trial->Try(changed, {fault_class::kPadRead,
                                     "fits keys behind the newest one as the pool holds them, to the end of its block",
                                     kNone, "", 3})) {
@@ -305,7 +317,7 @@ std::optional<Explanation> KeptRows(const Subject& out, const Difference& d) {
 void TryPaddingWrites(const AttentionCall& call, Trial* trial) {
   AttentionCall changed = call;
   for (AttentionBatch& b : changed.batches) {
-    if (b.query_positions.size() != 1 || b.key_positions.size() < 2) return;
+    if (call.rows_of(b).n_rows != 1 || b.key_positions.size() < 2) return;
     for (Array* a : {&b.k, &b.v}) {
       if (a->values.empty()) continue;
       const int64_t width = a->size() / a->shape[0];
@@ -326,11 +338,12 @@ std::optional<Explanation> ForeignRows(const Subject& out, const AttentionCall& 
   bool any = false;
   for (size_t b = 0; b < call.batches.size(); ++b) {
     if (BatchFits(out, call, b)) continue;
-    const int64_t last = call.batches[b].query_positions.back();
+    const int64_t last = call.rows_of(call.batches[b]).last;
     bool found = false;
     if (table != nullptr) {
       const int64_t step = std::max<int64_t>(block_size, 1);
-      for (int64_t first = 0; first <= last && !found; first += step) {
+      for (int64_t block = 0; block < table->row_size() && block <= last / step && !found; ++block) {
+        const int64_t first = block * step;
         AttentionCall changed = call;
         changed.spec.window = 0;
         found = FromPool(out, *table, block_size, call, &changed.batches[b], first) && BatchFits(out, changed, b);

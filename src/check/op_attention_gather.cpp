@@ -269,9 +269,15 @@ Result<AttentionCall> GatherAttention(const Subject& s, std::span<const std::str
     const RowId& id = s.tensor()->rows[static_cast<size_t>(r)];
     if (!id.real()) continue;
     auto [at, fresh] = index.try_emplace(id.request, call.batches.size());
-    if (fresh) call.batches.emplace_back();
+    if (fresh) {
+      call.batches.emplace_back();
+      call.step.push_back({.first = id.position});
+    }
     AttentionBatch& batch = call.batches[at->second];
     batch.request = id.request;
+    batch.number = at->second;
+    ++call.step[at->second].n_rows;
+    call.step[at->second].last = id.position;
     batch.rows.push_back(r);
     batch.query_positions.push_back(id.position);
   }

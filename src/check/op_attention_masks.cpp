@@ -54,8 +54,9 @@ void TryUpperLeft(const AttentionCall& call, Trial* trial) {
   double shift = kNone;
   bool one = true;
   for (AttentionBatch& b : changed.batches) {
-    if (b.key_positions.empty() || b.query_positions.front() <= b.key_positions.front()) continue;
-    const int64_t by = b.key_positions.front() - b.query_positions.front();
+    const int64_t first = call.rows_of(b).first;
+    if (b.key_positions.empty() || first <= b.key_positions.front()) continue;
+    const int64_t by = b.key_positions.front() - first;
     one = one && (std::isnan(shift) || shift == static_cast<double>(by));
     shift = static_cast<double>(by);
     Array& mask = *MaskOf(&b);

@@ -180,5 +180,31 @@ TEST(DamagedOperands, KeysOfNoHeadAreNotJudged) {
   }
 }
 
+// A wrong output of six rows from position `first` on over gathered keys, and a pool to look for others in.
+CheckResult WrongOverGathered(int64_t first, int64_t entry, std::string_view block_size, int64_t pool_width = 4) {
+  SmallTrace t;
+  const std::vector<RowRun> rows = {{t.Request({1, 2, 3, 4, 5, 6}), 0, 6, first, false}};
+  uint64_t seed = 0;
+  for (const char* stem : {"q", "k_read", "v_read"})
+    t.Record("layers.0.attn." + std::string(stem), "T H d", {6, 1, 4}, Noise(24, ++seed), {.rows = rows});
+  t.Record<int64_t>("block_table", "T n", {1, 2}, {entry, entry},
+                    {.rows = {{rows[0].request, 0, 1, first + 5, false}}, .meta = {{"block_size", block_size}}});
+  for (const char* stem : {"k_cache", "v_cache"})
+    t.Record("layers.0.attn." + std::string(stem), "S H d", {12, 1, pool_width},
+             Noise(static_cast<size_t>(12 * pool_width), ++seed));
+  t.Record("layers.0.attn.out", "T H dv", {6, 1, 4}, Noise(24, ++seed), {.rows = rows});
+  return Judge(t, {"attention"});
+}
+
+TEST(DamagedOperands, PlacesInThePoolAreLookedForWithinItAlone) {
+  constexpr int64_t kFar = int64_t{1} << 62;
+  for (const CheckResult& r :
+       {WrongOverGathered(kFar, 1, "1"), WrongOverGathered(kFar, 1, "4611686018427387904"),
+        WrongOverGathered(0, kFar >> 10, "4611686018427387904"), WrongOverGathered(0, 1, "2", 1)}) {
+    ASSERT_FALSE(r.findings.empty());
+    EXPECT_EQ(r.findings[0].name, "layers.0.attn.out");
+  }
+}
+
 }  // namespace
 }  // namespace assay

@@ -128,6 +128,62 @@ TEST(LargeResults, WrongAttentionIsFoundInTheSample) {
   EXPECT_NE(said.find("64 of 2048 rows"), std::string::npos) << said;
 }
 
+// Three requests in one step, of which the second has no row in the sample and the third none of its first ones: 3
+// rows, 3 rows, and 8192 behind 16 of an earlier step. Keys all alike, as above; what the third reads is the mean of
+// rows [0, row + n) of `read`, or of its own values.
+CheckResult Chunk(int64_t n, bool from_pool) {
+  constexpr int64_t rows = 8192, earlier = 16, few = 3, heads = 2, d = 16, all = few + few + rows;
+  constexpr size_t pool = 8300 * d;
+  SmallTrace t;
+  Put before, put{.step = 1};
+  const uint64_t first = t.Request({1, 2, 3}), second = t.Request({4, 5, 6}), third = t.Request({7, 8, 9});
+  put.rows = {{first, 0, few, 0, false}, {second, few, few, 0, false}, {third, 2 * few, rows, earlier, false}};
+  before.rows = {{third, 0, earlier, 0, false}};
+  const Values values = Noise((all + earlier) * d, 1), slots = Noise(pool, 2);
+  const auto own = values.begin() + 2 * few * d;  // of the third request, from position 0 on
+  const Values keys(static_cast<size_t>(all * d), 0.25F);
+  Values now(values.begin(), own), out;
+  now.insert(now.end(), own + earlier * d, values.end());
+  const auto means = [&](Values::const_iterator read, int64_t n_rows, int64_t more) {
+    std::vector<double> sum(d, 0);
+    for (int64_t r = 0; r < n_rows + more; ++r) {
+      for (int64_t c = 0; c < d; ++c) sum[static_cast<size_t>(c)] += double{read[r * d + c]};
+      for (int64_t h = 0; h < heads && r >= more; ++h)
+        for (int64_t c = 0; c < d; ++c)
+          out.push_back(static_cast<float>(sum[static_cast<size_t>(c)] / static_cast<double>(r + 1)));
+    }
+  };
+  means(values.begin(), few, 0);
+  means(values.begin() + few * d, few, 0);
+  means(from_pool ? slots.begin() + 2 * few * d : own, rows, n - 1);
+  t.Record("layers.0.attn.k", "T Hkv d", {earlier, 1, d}, Values(earlier * d, 0.25F), before);
+  t.Record("layers.0.attn.v", "T Hkv dv", {earlier, 1, d}, Values(own, own + earlier * d), before);
+  t.Record("layers.0.attn.q", "T H d", {all, heads, d}, Noise(all * heads * d, 3), put);
+  t.Record("layers.0.attn.k", "T Hkv d", {all, 1, d}, keys, put);
+  t.Record("layers.0.attn.v", "T Hkv dv", {all, 1, d}, now, put);
+  t.Record("layers.0.attn.k_cache", "S Hkv d", {8300, 1, d}, Values(pool, 0.25F), {.step = 1});
+  t.Record("layers.0.attn.v_cache", "S Hkv dv", {8300, 1, d}, slots, {.step = 1});
+  t.Record("layers.0.attn.out", "T H dv", {all, heads, d}, out, put);
+  const auto capture = t.Open();
+  auto result = RunChecks(*capture, {.only = {"attention"}});
+  EXPECT_TRUE(result.ok()) << result.status().message();
+  return std::move(result).value();
+}
+
+TEST(LargeResults, CausesCountFromTheFirstRowOfTheStepAndNotOfTheSample) {
+  const CheckResult right = Chunk(17, false);
+  EXPECT_TRUE(right.findings.empty());
+  EXPECT_NE(Ledger(right).find("64 of 8198 rows (seed 1) of layers.0.attn.out"), std::string::npos) << Ledger(right);
+  const CheckResult mask = Chunk(1, false), slots = Chunk(17, true);
+  ASSERT_EQ(mask.findings.size(), 1U);
+  EXPECT_EQ(mask.findings[0].cls, "MASK");
+  EXPECT_EQ(mask.findings[0].constant_value, -16);
+  ASSERT_EQ(slots.findings.size(), 1U);
+  EXPECT_EQ(slots.findings[0].cls, "KV-IDENT");
+  EXPECT_NE(slots.findings[0].evidence[0].find("the block table was not used"), std::string::npos)
+      << slots.findings[0].evidence[0];
+}
+
 // One element of each query and key is not 0, so that the scores are soon made.
 CheckResult Scores(float factor) {
   constexpr size_t rows = 512, heads = 2, d = 8448;
