@@ -134,7 +134,7 @@ class Capture {
 
   // ---- metadata ----
   // Of the event, else model.* of the process, else the default of docs/adding-a-case.md. nullopt: no value anywhere,
-  // or text that is no number.
+  // or text that is no finite number.
   std::optional<std::string> Text(const EventInfo& event, std::string_view key) const;
   std::optional<double> Number(const EventInfo& event, std::string_view key) const;
   std::optional<int64_t> Integer(const EventInfo& event, std::string_view key) const;

@@ -1,6 +1,7 @@
 // What a metadata key means when the event does not have it: docs/adding-a-case.md, last column of its table.
 #include <array>
 #include <charconv>
+#include <cmath>
 #include <cstdlib>
 
 #include "capture/capture.h"
@@ -133,7 +134,8 @@ std::optional<double> Capture::Number(const EventInfo& event, std::string_view k
   }
   double value = 0;
   const auto r = std::from_chars(text->data(), text->data() + text->size(), value);
-  if (r.ec != std::errc() || r.ptr != text->data() + text->size()) return std::nullopt;
+  // "nan" and "inf" are read as well, and are no scale, bound or size of anything.
+  if (r.ec != std::errc() || r.ptr != text->data() + text->size() || !std::isfinite(value)) return std::nullopt;
   return value;
 }
 

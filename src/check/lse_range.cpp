@@ -3,10 +3,12 @@
 // apart where it leaves that range; scores that are large beside ln n allow both, and then the ledger says so.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <numbers>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -41,39 +43,53 @@ double LargestRow(const EventView& view, int32_t i, const SegmentSummary& s) {
   return s.nonfinite > 0 ? HUGE_VAL : largest;
 }
 
-// Keys of a request as they were recorded so far.
-struct KeyRows {
+// Rows of a request as they were recorded: of keys so far, of queries in one event.
+struct SeenRows {
   double largest = 0;   // squared norm
   int64_t covered = 0;  // positions [0, covered) were seen
 };
-using KeysByRequest = std::map<uint64_t, KeyRows>;
+using RowsByRequest = std::map<uint64_t, SeenRows>;
 
-void AddKeys(const EventView& view, KeysByRequest* keys) {
+void AddSeen(const EventView& view, RowsByRequest* rows) {
   for (int32_t i = 0; i < view.n_segments(); ++i) {
     const SegmentSummary s = view.segment(i);
     if (s.padding || s.count == 0) continue;
-    KeyRows& k = (*keys)[s.request];
+    SeenRows& k = (*rows)[s.request];
     k.largest = std::max(k.largest, LargestRow(view, i, s));
     if (s.first_position <= k.covered) k.covered = std::max(k.covered, s.first_position + s.n_rows);
   }
 }
 
-// The squared norm of a row of these operands beside each other; nullopt: one of them was not recorded.
-std::optional<double> LargestQuery(const Capture& capture, const EventInfo& result,
-                                   const std::vector<std::string>& names, uint64_t request) {
-  double sum = 0;
-  for (const std::string& name : names) {
-    const auto id = capture.Operand(result, name);
-    if (!id) return std::nullopt;
-    const EventView view = capture.trace().event(*id);
-    double largest = 0;
-    for (int32_t i = 0; i < view.n_segments(); ++i) {
-      const SegmentSummary s = view.segment(i);
-      if (!s.padding && s.request == request) largest = std::max(largest, LargestRow(view, i, s));
-    }
-    sum += largest;
+// Latents and rotated keys lie beside each other: squares add up. nullopt: a part has no row of the request, or there
+// is no part.
+std::optional<SeenRows> SeenOf(std::span<const RowsByRequest> parts, uint64_t request) {
+  if (parts.empty()) return std::nullopt;
+  SeenRows whole{.covered = std::numeric_limits<int64_t>::max()};
+  for (const RowsByRequest& part : parts) {
+    const auto of = part.find(request);
+    if (of == part.end()) return std::nullopt;
+    whole.largest += of->second.largest;
+    whole.covered = std::min(whole.covered, of->second.covered);
   }
-  return sum;
+  return whole;
+}
+
+// The rows of a call's queries, of which the parts are these sites; empty: one of them was not recorded.
+std::vector<RowsByRequest> QueriesOf(const Capture& capture, const EventInfo& result,
+                                     const std::vector<std::string>& names) {
+  std::vector<RowsByRequest> parts(names.size());
+  for (size_t p = 0; p < names.size(); ++p) {
+    const auto id = capture.Operand(result, names[p]);
+    if (!id) return {};
+    AddSeen(capture.trace().event(*id), &parts[p]);
+  }
+  return parts;
+}
+
+// Columns of a row; 1 for a scalar, which a wrong hook or a damaged trace has in the place of rows.
+int64_t LastExtent(const Capture& capture, EventId id) {
+  const std::vector<int64_t>& shape = capture.Info(id)->event.shape;
+  return shape.empty() ? 1 : shape.back();
 }
 
 // What the metadata of the call say of its keys. They stand on its output, or on the log-sum-exp itself.
@@ -90,10 +106,10 @@ Call CallOf(const Capture& capture, const EventInfo& lse, bool latent) {
   EventFilter same{.step = lse.event.step, .rank = lse.event.rank};
   const std::vector<EventId> outs = capture.Find(lse.prefix + (latent ? "attn.latent_out" : "attn.out"), same);
   const auto out = outs.empty() ? nullptr : capture.Info(outs.back());
-  const auto number = [&](std::string_view key) {
-    if (const auto own = Capture::OwnText(lse, key)) return capture.Number(lse, key);
-    return capture.Number(out == nullptr ? lse : *out, key);
+  const auto holder = [&](std::string_view key) -> const EventInfo& {
+    return out == nullptr || Capture::OwnText(lse, key) ? lse : *out;
   };
+  const auto number = [&](std::string_view key) { return capture.Number(holder(key), key); };
   const auto said = [&](std::string_view key) {
     return Capture::OwnText(lse, key) || (out != nullptr && Capture::OwnText(*out, key));
   };
@@ -101,13 +117,13 @@ Call CallOf(const Capture& capture, const EventInfo& lse, bool latent) {
   int64_t d = 0;
   for (const char* stem : {"attn.q_latent", "attn.q_pe"}) {
     const auto id = latent ? capture.Operand(lse, lse.prefix + stem) : std::nullopt;
-    if (id) d += capture.Info(*id)->event.shape.back();
+    if (id) d += LastExtent(capture, *id);
   }
-  if (q) d = capture.Info(*q)->event.shape.back();
+  if (q) d = LastExtent(capture, *q);
   call.scale =
       std::fabs(number("softmax_scale").value_or(op::DefaultSoftmaxScale(capture, lse, std::max<int64_t>(d, 1))));
   call.soft_cap = number("soft_cap").value_or(0);
-  call.prefix_len = static_cast<int64_t>(std::clamp(number("prefix_len").value_or(0), 0.0, 1e15));
+  call.prefix_len = capture.Integer(holder("prefix_len"), "prefix_len").value_or(0);
   const auto causal = capture.Text(out == nullptr ? lse : *out, "causal");
   call.causal = !causal || *causal == "1" || *causal == "true";
   const auto there = [&](const char* stem) {
@@ -151,30 +167,29 @@ struct Tally {
 };
 
 // true: a finding, which then stands for the site.
-bool JudgeLse(const Capture& capture, const EventInfo& lse, const KeysByRequest& keys, bool latent, Tally* tally,
-              CheckReport* report) {
+bool JudgeLse(const Capture& capture, const EventInfo& lse, std::span<const RowsByRequest> keys, bool latent,
+              Tally* tally, CheckReport* report) {
   const Call call = CallOf(capture, lse, latent);
   if (!call.causal) {
     report->Missing(lse.name + ": how many keys the rows of a call without a causal bound see is not known",
                     "record operands as payload");
     return false;
   }
-  const std::vector<std::string> queries =
-      latent ? std::vector<std::string>{lse.prefix + "attn.q_latent", lse.prefix + "attn.q_pe"}
-             : std::vector<std::string>{lse.prefix + "attn.q"};
+  const std::vector<RowsByRequest> queries =
+      latent ? QueriesOf(capture, lse, {lse.prefix + "attn.q_latent", lse.prefix + "attn.q_pe"})
+             : QueriesOf(capture, lse, {lse.prefix + "attn.q"});
   const bool rounded = capture.Operand(lse, lse.prefix + "attn.kv_write").has_value();
   const EventView view = capture.trace().event(lse.id);
   for (int32_t i = 0; i < view.n_segments(); ++i) {
     const SegmentSummary s = view.segment(i);
     if (s.padding || s.count == 0 || s.nonfinite == s.count || s.n_rows == 0 || s.first_position < 0) continue;
-    const auto query = LargestQuery(capture, lse, queries, s.request);
-    const auto of = keys.find(s.request);
-    if (!query || of == keys.end() || of->second.covered < s.first_position + s.n_rows) {
+    const auto query = SeenOf(queries, s.request), key = SeenOf(keys, s.request);
+    if (!query || !key || key->covered < s.first_position + s.n_rows) {
       report->Missing(lse.name + ": keys or queries of its rows were not recorded", "record attn.q and attn.k");
       continue;
     }
     const double slack = rounded ? kCacheSlack : kSlack;
-    const double square = *query * of->second.largest * slack * slack;
+    const double square = query->largest * key->largest * slack * slack;
     if (!std::isfinite(square) || !std::isfinite(s.min) || !std::isfinite(s.max)) continue;  // another check's finding
     const Range range = RangeOf(call, s, square);
     ++tally->n;
@@ -228,24 +243,16 @@ void JudgeSite(const Capture& capture, const std::string& name, int32_t rank, Ta
   if (latent) parts = {prefix + "attn.kv_c_normed", prefix + "attn.k_pe"};
   std::vector<std::vector<EventId>> events;
   for (const std::string& part : parts) events.push_back(of_rank(part));
-  std::vector<KeysByRequest> keys(parts.size());
+  std::vector<RowsByRequest> keys(parts.size());
   std::vector<size_t> next(parts.size(), 0);
   const size_t stride = std::max<size_t>(1, ids.size() / kLooks);
   const uint64_t before = tally->n;
   for (size_t i = 0; i < ids.size(); i += stride) {
     for (size_t p = 0; p < parts.size(); ++p) {
       for (; next[p] < events[p].size() && capture.Earlier(events[p][next[p]], ids[i]); ++next[p])
-        AddKeys(capture.trace().event(events[p][next[p]]), &keys[p]);
+        AddSeen(capture.trace().event(events[p][next[p]]), &keys[p]);
     }
-    // Latents and rotated keys lie beside each other: squares add up.
-    KeysByRequest whole = keys[0];
-    for (auto& [request, rows] : whole) {
-      for (size_t p = 1; p < parts.size(); ++p) {
-        rows.largest += keys[p][request].largest;
-        rows.covered = std::min(rows.covered, keys[p][request].covered);
-      }
-    }
-    if (JudgeLse(capture, *capture.Info(ids[i]), whole, latent, tally, report)) return;
+    if (JudgeLse(capture, *capture.Info(ids[i]), keys, latent, tally, report)) return;
   }
   if (tally->n > before) report->Right(tally->last);
 }

@@ -32,9 +32,11 @@ std::vector<Input> Written(const Subject& s) {
   return out;
 }
 
-// The rows of each head by `shift` heads on, in place. [rows, heads, d].
+// Of a part of the rows written: keys and values may have different numbers of them.
+int64_t HeadsOf(const Array& part) { return part.rank() == 3 ? part.shape[1] : 1; }
+
+// The rows of each head by `shift` heads on, in place. [rows, heads, d] with heads > shift.
 void RollHeads(Array* a, int64_t shift) {
-  if (a->rank() != 3) return;
   const int64_t d = a->shape[2], row = a->shape[1] * d;
   for (int64_t r = 0; r < a->shape[0]; ++r) {
     const auto begin = a->values.begin() + r * row;
@@ -53,10 +55,11 @@ std::optional<Explanation> ExplainPlaces(const Operation& write,
     return Explanation{fault_class::kKvIdent, latent
                                                   ? "latents lie where rotated keys are due, and these where those are"
                                                   : "keys lie where values are due, and values where keys are"};
-  const int64_t heads = own[0].rank() == 3 ? own[0].shape[1] : 1;
+  const int64_t heads = std::max(HeadsOf(own[0]), HeadsOf(own[1]));
   constexpr int64_t kMostHeads = 64;
   for (int64_t shift = 1; shift < std::min(heads, kMostHeads); ++shift) {
     for (const auto& [keys, values] : {std::pair{true, true}, std::pair{true, false}, std::pair{false, true}}) {
+      if ((keys && shift >= HeadsOf(own[0])) || (values && shift >= HeadsOf(own[1]))) continue;
       std::vector<Array> moved = own;
       if (keys) RollHeads(&moved[0], shift);
       if (values) RollHeads(&moved[1], shift);
@@ -357,21 +360,25 @@ std::optional<Explanation> OtherScales(const Array& have, const Array& due, std:
 }
 
 // Every head of the wrong rows is a head that was written, under another head or position: rows and heads of a page in
-// the other order.
-bool OtherHeadOrder(const Array& have, const Array& due, std::span<const int64_t> wrong) {
+// the other order. Only the rows of `due` that are judged are known; heads of one value, a pool that nobody filled
+// among them, say nothing of an order.
+bool OtherHeadOrder(const Array& have, const Array& due, std::span<const char> judged, std::span<const int64_t> wrong) {
   if (have.rank() != 3 || have.shape[1] < 2 || have.shape[2] < 4) return false;
   const int64_t heads = have.shape[1], d = have.shape[2];
   const auto head = [&](const Array& a, int64_t i) {
     return std::vector<double>(a.values.begin() + i * d, a.values.begin() + (i + 1) * d);
   };
   std::set<std::vector<double>> written;
-  for (int64_t i = 0; i < due.shape[0] * heads; ++i) written.insert(head(due, i));
+  for (int64_t i = 0; i < due.shape[0] * heads; ++i) {
+    if (judged[static_cast<size_t>(i / heads)]) written.insert(head(due, i));
+  }
   int64_t moved = 0;
   for (int64_t r : wrong) {
     for (int64_t h = 0; h < heads; ++h) {
       const std::vector<double> x = head(have, r * heads + h);
       if (!written.contains(x)) return false;
-      moved += x != head(due, r * heads + h);
+      const bool one_value = std::all_of(x.begin(), x.end(), [&](double v) { return v == x[0]; });
+      moved += !one_value && x != head(due, r * heads + h);
     }
   }
   return moved >= 2;
@@ -395,7 +402,7 @@ void JudgeRead(Subject& s) {
   }
   // Of a head of kv_write: its first columns are the key, the others the value.
   const int64_t heads = s.actual().rank() == 3 ? s.actual().shape[1] : 1;
-  const int64_t cols = s.actual().size() / std::max<int64_t>(s.actual().shape[0] * heads, 1);
+  const int64_t cols = s.actual().size() / std::max<int64_t>(s.tensor()->n_rows() * heads, 1);
   const auto cut = [&](std::vector<double> row) {
     if (!quantised || latent || heads == 0) return row;
     const auto wide = static_cast<int64_t>(row.size()) / heads;
@@ -475,7 +482,7 @@ void JudgeRead(Subject& s) {
   // No row of anybody: the own one times a constant, say.
   for (int64_t i = 0; i < due.value.size(); ++i) due.scale[i] = std::abs(due.value[i]);
   if (found.empty()) {
-    if (OtherHeadOrder(s.actual(), due.value, wrong)) {
+    if (OtherHeadOrder(s.actual(), due.value, s.judged(), wrong)) {
       return ReportWrong(s, Differ(s, due),
                          {fault_class::kStride,
                           "every head gathered was written, for another head or position: rows and "

@@ -154,12 +154,13 @@ TEST(Capture, MissingPayloadSaysWhatToRecord) {
 TEST(Capture, MetadataFallsBackToTheModelAndToTheTable) {
   SmallTrace t;
   t.Record("layers.0.attn.out", "T d", {1, 4}, Noise(4, 1),
-           {.meta = {{"window", "8"}, {"causal", "0"}, {"soft_cap", "30x"}}});
+           {.meta = {{"window", "8"}, {"causal", "0"}, {"soft_cap", "30x"}, {"eps", "nan"}, {"k_scale", "-inf"}}});
   const auto capture = t.Open();
   const auto info = capture->Info(0);
   EXPECT_EQ(capture->Integer(*info, "window"), std::optional<int64_t>(8));
   EXPECT_FALSE(capture->Flag(*info, "causal"));
-  EXPECT_EQ(capture->Number(*info, "soft_cap"), std::nullopt);  // no number
+  for (const char* key : {"soft_cap", "eps", "k_scale"})  // no number, or none that is finite
+    EXPECT_EQ(capture->Number(*info, key), std::nullopt) << key;
   EXPECT_EQ(capture->Number(*info, "rope.theta"), std::optional<double>(10000));
   EXPECT_EQ(capture->Text(*info, "rope.pairing"), std::optional<std::string>("half"));
   EXPECT_EQ(capture->Text(*info, "gate_up_layout"), std::optional<std::string>("halves"));

@@ -195,6 +195,33 @@ TEST(CheckLseRange, BaseIsNotToldWhereScoresAreLarge) {
   EXPECT_RULED_OUT(LseRange(10, kLog2E));
 }
 TEST(CheckLseRange, RangeOfItsScoresIsRight) { EXPECT_RULED_OUT(LseRange(0.01F, 1)); }
+// Three requests in one step, the second with queries of size 10, and log-sum-exps that only those allow.
+CheckResult LseOfRequests(size_t large, bool all_queries = true, std::string_view scale = "1") {
+  SmallTrace t(1, Level::kStats);
+  Put put;
+  for (int32_t i = 0; i < 3; ++i) put.rows.push_back({t.Request({1, 2, i}), i * 4, 4, 0, false});
+  std::vector<float> q(12 * 8, 0.01F), lse(12, 0);
+  std::fill_n(q.begin() + 32, 32, 10.0F);
+  std::fill_n(lse.begin() + static_cast<int64_t>(4 * large), 4, 25.0F);
+  Put queries = put;
+  if (!all_queries) queries.rows.pop_back();
+  const int64_t n = all_queries ? 12 : 8;
+  q.resize(static_cast<size_t>(n) * 8);
+  t.Record("layers.0.attn.q", "T H d", {n, 1, 8}, q, queries);
+  t.Record("layers.0.attn.k", "T Hkv d", {12, 1, 8}, std::vector<float>(12 * 8, 1), put);
+  put.meta = {{"softmax_scale", scale}};
+  t.Record("layers.0.attn.lse", "T H", {12, 1}, lse, put);
+  return Judge(t, {"lse_range"});
+}
+TEST(CheckLseRange, EachRequestIsHeldAgainstItsOwnQueries) {
+  EXPECT_RULED_OUT(LseOfRequests(1));
+  EXPECT_FIRST(LseOfRequests(2), "layers.0.attn.lse", "LSE");
+}
+TEST(CheckLseRange, RequestWithoutQueriesIsNotTestable) { EXPECT_TRUE(LseOfRequests(2, false).findings.empty()); }
+TEST(CheckLseRange, ScaleThatIsNoNumberIsTheDefault) {
+  EXPECT_RULED_OUT(LseOfRequests(1, true, "nan"));
+  EXPECT_RULED_OUT(LseOfRequests(1, true, "inf"));
+}
 TEST(CheckLseRange, KeysThatWereNotRecordedAreNotTestable) {
   const CheckResult r = LseRange(0.01F, kLog2E, false);
   EXPECT_TRUE(r.findings.empty());

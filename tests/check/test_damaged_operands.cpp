@@ -180,6 +180,46 @@ TEST(DamagedOperands, KeysOfNoHeadAreNotJudged) {
   }
 }
 
+// Keys and values of different numbers of heads beside each other in one flat row; values `shift` heads on.
+CheckResult WrittenHeads(int64_t key_heads, int64_t value_heads, int64_t shift, int64_t d) {
+  SmallTrace t;
+  const std::vector<RowRun> rows = {{t.Request({1, 2, 3, 4}), 0, 4, 0, false}};
+  const auto size = [&](int64_t heads) { return static_cast<size_t>(heads * d); };
+  const Values k = Noise(4 * size(key_heads), 1), v = Noise(4 * size(value_heads), 2);
+  Values written;
+  for (int64_t r = 0; r < 4; ++r) {
+    written.insert(written.end(), k.begin() + r * key_heads * d, k.begin() + (r + 1) * key_heads * d);
+    for (int64_t h = 0; h < value_heads; ++h) {
+      const auto from = v.begin() + (r * value_heads + (h + shift) % value_heads) * d;
+      written.insert(written.end(), from, from + d);
+    }
+  }
+  if (shift == 0) written = Noise(written.size(), 3);  // nothing of either
+  t.Record("layers.0.attn.k", "T Hkv d", {4, key_heads, d}, k, {.rows = rows});
+  t.Record("layers.0.attn.v", "T Hkv dv", {4, value_heads, d}, v, {.rows = rows});
+  t.Record("layers.0.attn.kv_write", "T Hkv d", {4, 1, (key_heads + value_heads) * d}, written, {.rows = rows});
+  return Judge(t, {"cache-write"});
+}
+
+TEST(DamagedOperands, FewerHeadsOfValuesThanOfKeysAreNotMovedBeyondTheirRows) {
+  EXPECT_FIRST(WrittenHeads(8, 2, 0, 4096), "layers.0.attn.kv_write", "KV-IDENT");
+}
+TEST(DamagedOperands, MoreHeadsOfValuesThanOfKeysAreFoundSomeOn) {
+  const CheckResult r = WrittenHeads(2, 8, 5, 4);
+  EXPECT_FIRST(r, "layers.0.attn.kv_write", "KV-IDENT");
+  EXPECT_NE(r.findings[0].evidence[0].find("5 heads on"), std::string::npos) << r.findings[0].evidence[0];
+}
+
+TEST(DamagedOperands, ScalarsInThePlaceOfQueriesOrRowsReadEndNoCheck) {
+  SmallTrace t;
+  const std::vector<RowRun> rows = {{t.Request({1, 2, 3, 4}), 0, 4, 0, false}};
+  for (const char* stem : {"q", "q_latent", "q_pe", "k_read"})
+    t.Record("layers.0.attn." + std::string(stem), "", {}, Values{3});
+  t.Record("layers.0.attn.k", "T Hkv d", {4, 2, 8}, Noise(64, 1), {.rows = rows});
+  t.Record("layers.0.attn.lse", "T H", {4, 2}, Noise(8, 2), {.rows = rows});
+  EXPECT_TRUE(Judge(t, {"lse_range", "cache-read"}).findings.empty());
+}
+
 // A wrong output of six rows from position `first` on over gathered keys, and a pool to look for others in.
 CheckResult WrongOverGathered(int64_t first, int64_t entry, std::string_view block_size, int64_t pool_width = 4) {
   SmallTrace t;
