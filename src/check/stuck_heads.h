@@ -16,8 +16,9 @@ struct StuckHeads {
   int64_t n_rows = 0;             // looked at; 0: values were not stored, or too few
 };
 // Over rows of requests behind position 0, where one key is all there is to see, of these events of one site and rank:
-// at most 64 rows. Numbers count the heads of the recorded tensor, {rows, heads, size}. A head whose values hold that
-// row, which it may have attended to all the time, is not constant; nor are heads when all of them are.
+// at most 64 rows. Numbers count the heads of the recorded tensor, {rows, heads, size}. A head that may have attended
+// to one key all the time, as its values hold that row or not all of them were recorded, is not constant; nor are heads
+// when all of them are.
 StuckHeads FindStuckHeads(const Capture& capture, std::span<const EventId> events);
 
 }  // namespace assay::check

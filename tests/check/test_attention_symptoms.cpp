@@ -70,6 +70,38 @@ TEST(CheckHeads, HeadThatHoldsOneOfItsValuesIsRight) {
   const std::vector<float> values = Noise(8 * 16, 3);
   EXPECT_RULED_OUT(StuckHead({values.begin() + 8, values.begin() + 16}));
 }
+// Head 2 holds `sink` in all rows: the value of position 0, which it looks at alone. Six rows behind a prefix of
+// another request, or all rows of a prompt; `written`: rows read back behind the cache write, of which the sink's value
+// is one.
+CheckResult SinkHead(const std::vector<float>& sink, int64_t first, const std::vector<float>& written = {}) {
+  SmallTrace t;
+  const Put put{.rows = {{t.Request(std::vector<int64_t>(14, 1)), 0, 6, first, false}}};
+  std::vector<float> out = Noise(6 * 32, 2);
+  for (size_t r = 0; r < 6; ++r) std::copy(sink.begin(), sink.end(), out.begin() + static_cast<int64_t>(r * 32 + 16));
+  t.Record("layers.0.attn.q", "T H d", {6, 4, 8}, Noise(6 * 32, 1), put);
+  t.Record("layers.0.attn.v", "T Hkv dv", {6, 2, 8}, Noise(6 * 16, 3), put);
+  if (!written.empty()) t.Record("layers.0.attn.kv_write", "T Hkv d", {6, 2, 16}, written, put);
+  t.Record("layers.0.attn.out", "T H dv", {6, 4, 8}, out, put);
+  return Judge(t, {"heads"});
+}
+
+// Nobody recorded under this request what lies in the blocks that it took over.
+TEST(CheckHeads, HeadThatHoldsAValueOfItsPrefixIsRight) {
+  EXPECT_RULED_OUT(SinkHead(Noise(8, 4), 8));
+  EXPECT_FALSE(SinkHead(Noise(8, 4), 0).findings.empty());
+}
+TEST(CheckHeads, HeadThatHoldsAValueAsTheCacheRoundedItIsRight) {
+  const std::vector<float> v = Noise(6 * 16, 3);
+  std::vector<float> rounded(v.begin() + 8, v.begin() + 16);
+  for (float& x : rounded) x *= x > 0 ? 1.06F : 0.94F;  // as codes of three bits of mantissa do
+  EXPECT_RULED_OUT(SinkHead(rounded, 0));
+  // Codes so small that nothing of the value is left but what was read back: [key, value] of each head.
+  const std::vector<float> small = Noise(8, 5);
+  std::vector<float> written = Noise(6 * 32, 6);
+  std::copy(small.begin(), small.end(), written.begin() + 24);
+  EXPECT_RULED_OUT(SinkHead(small, 0, written));
+  EXPECT_FALSE(SinkHead(Noise(8, 7), 0, written).findings.empty());
+}
 // Equal tokens have equal values in every head.
 TEST(CheckHeads, HeadsThatAllStayTheSameAreRight) { EXPECT_RULED_OUT(StuckHead(Noise(8, 4), 4)); }
 

@@ -220,6 +220,16 @@ TEST(DamagedOperands, ScalarsInThePlaceOfQueriesOrRowsReadEndNoCheck) {
   EXPECT_TRUE(Judge(t, {"lse_range", "cache-read"}).findings.empty());
 }
 
+TEST(DamagedOperands, ValuesWithoutHeadsAreNoValuesOfAHead) {
+  SmallTrace t;
+  const std::vector<RowRun> rows = {{t.Request({1, 2, 3, 4, 5, 6}), 0, 6, 0, false}};
+  Values out = Noise(6 * 32, 1);
+  for (int64_t r = 1; r < 6; ++r) std::copy_n(out.begin(), 8, out.begin() + r * 32);
+  t.Record("layers.0.attn.v", "T Hkv dv", {6, 0, 8}, Values{}, {.rows = rows});
+  t.Record("layers.0.attn.out", "T H dv", {6, 4, 8}, out, {.rows = rows});
+  EXPECT_TRUE(Judge(t, {"heads"}).findings.empty());
+}
+
 // A wrong output of six rows from position `first` on over gathered keys, and a pool to look for others in.
 CheckResult WrongOverGathered(int64_t first, int64_t entry, std::string_view block_size, int64_t pool_width = 4) {
   SmallTrace t;
