@@ -174,3 +174,24 @@ def test_NamesThatTheSettingsLeaveOutAreAskedForOnce(tmp_path, monkeypatch):
     trace.arm(True)
     assert session.observed("layers.0.attn.q") and not session.observed("logits")
     session.finish()
+
+
+def test_MembersThatLayInOneStorageAreReadWhereTheyAre(session):
+    """How far two members lie apart depends on the number of rows, and later ones need not share a storage."""
+    group = Group(session)
+    first = torch.randn(2, 3, 64).unbind(0)
+    recorded = [("input_norm", 0, first[0], {}), ("post_norm", 0, first[1], {})]
+    long_way(session, rows_of(0), first, recorded)
+    group.learn(rows_of(0), first, recorded)
+    apart = torch.full((3, 64), 1.0), torch.full((3, 64), 2.0)
+    assert group.record(rows_of(1), apart)
+    by_site = {event.site: event.segments for event in events(session) if event.step == 1}
+    assert {(s.min, s.max) for s in by_site["layers.0.input_norm"]} == {(1.0, 1.0)}
+    assert {(s.min, s.max) for s in by_site["layers.0.post_norm"]} == {(2.0, 2.0)}
+
+
+def test_ViewAcrossRowsOfItsMemberIsNotLearned(session):
+    group = Group(session)
+    whole = torch.randn(3, 8, 16)
+    group.learn(rows_of(0), [whole[:, :2]], [("attn.q_nope", 0, whole[:, 4:6], {})])  # behind the member's own row
+    assert not group.record(rows_of(1), [whole[:, :2]])

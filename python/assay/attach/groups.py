@@ -94,16 +94,30 @@ class Group:
         fields: dict[str, Any],
     ) -> tuple[int, int] | None:
         """Number of the member that the tensor is a view of, and elements between their first ones; None: it is none, or
-        recorded with more than a group can have."""
+        recorded with more than a group can have.
+
+        Each row of a view lies within the same row of its member: where the members of a later call lie to each other,
+        and how many rows they have, plays no part."""
         if not CONSTANT.issuperset(fields) or (layer is not None and layer < 0):
             return None
         if not _takes(functions, tensor, rows.n_rows):
             return None
+        within = None
         for number, member in enumerate(tensors):
             same = tensor.untyped_storage().data_ptr() == member.untyped_storage().data_ptr()
-            if same and tensor.dtype == member.dtype and tensor.stride(0) == member.stride(0):
-                return number, tensor.storage_offset() - member.storage_offset()
-        return None
+            if not same or tensor.dtype != member.dtype or tensor.stride(0) != member.stride(0):
+                continue
+            first = tensor.storage_offset() - member.storage_offset()
+            if first == 0 and tensor.shape == member.shape and tensor.stride() == member.stride():
+                return number, 0
+            if within is None and 0 <= first <= _row_span(member) - _row_span(tensor):
+                within = number, first
+        return within
+
+
+def _row_span(tensor: Any) -> int:
+    """Elements between the first and the last one of a row."""
+    return sum((n - 1) * stride for n, stride in zip(tensor.shape[1:], tensor.stride()[1:]))
 
 
 def _takes(functions: _fast_call.Functions, tensor: Any, n_rows: int) -> bool:
