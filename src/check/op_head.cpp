@@ -26,31 +26,36 @@ using oracle::Array;
 
 // Token by request and position of the row that is fed with it: what was chosen one position before. By recorded
 // choices; a run may have been fed others.
-std::map<std::pair<uint64_t, int64_t>, int64_t> ChosenTokens(const Capture& capture) {
-  std::map<std::pair<uint64_t, int64_t>, int64_t> out;
+using Chosen = std::map<std::pair<uint64_t, int64_t>, int64_t>;
+Chosen ChosenTokens(const Capture& capture) {
+  Chosen out;
   for (EventId id : capture.EventsOf("next_token")) {
     const auto chosen = capture.Load(id);
     if (!chosen.ok()) continue;
     const Tensor& t = **chosen;
     for (size_t r = 0; r < t.rows.size() && r < t.values.size(); ++r) {
-      if (t.rows[r].real()) out[{t.rows[r].request, t.rows[r].position + 1}] = static_cast<int64_t>(t.values[r]);
+      if (t.rows[r].real()) out[{t.rows[r].request, t.rows[r].position + 1}] = IntegerOf(t.values[r]);
     }
   }
   return out;
 }
 
-// The token of which row r is the embedding, or -1.
-int64_t TokenOfRow(const Subject& s, const Tensor& table, double scale, int64_t r) {
+// Row r is the embedding of the token.
+bool IsRowOf(const Subject& s, const Tensor& table, double scale, int64_t r, int64_t token) {
   const int64_t width = table.row_size();
   const double room = 4 * s.precision().store;
+  const auto row = table.row(token);
+  for (int64_t c = 0; c < width; ++c) {
+    const double x = scale * row[static_cast<size_t>(c)];
+    if (!(std::abs(s.actual()[r * width + c] - x) <= room * std::abs(x))) return false;
+  }
+  return true;
+}
+
+// The token of which row r is the embedding, or -1.
+int64_t TokenOfRow(const Subject& s, const Tensor& table, double scale, int64_t r) {
   for (int64_t v = 0; v < table.n_rows(); ++v) {
-    const auto row = table.row(v);
-    bool same = true;
-    for (int64_t c = 0; c < width && same; ++c) {
-      const double x = scale * row[static_cast<size_t>(c)];
-      same = std::abs(s.actual()[r * width + c] - x) <= room * std::abs(x);
-    }
-    if (same) return v;
+    if (IsRowOf(s, table, scale, r, v)) return v;
   }
   return -1;
 }
@@ -79,30 +84,38 @@ std::optional<Explanation> OtherRows(const Subject& s, const Difference& d, cons
   return Weighed(s, right, *y, why);
 }
 
-// A generated token was fed as it was chosen, or another in its place (runs that follow given tokens): its row is
-// judged as that of any token, and where it is none's, as that of the chosen one. Where that is not known either it is
-// left out.
-void JudgeEmbed(Subject& s) {
+// A generated token was fed as it was chosen, or another in its place (runs that follow given tokens): a row that is
+// another token's is neither right nor wrong, and one that is none's is judged as the chosen one's.
+void JudgeEmbed(Subject& s, const Chosen& chosen) {
   const TensorPtr table = s.Weight("embed_tokens.weight");
   if (table == nullptr) return Missing(s, "embed_tokens.weight");
   const double scale = s.Number("embed_scale", 1);
-  const auto chosen = ChosenTokens(s.capture());
+  const bool comparable = table->row_size() == s.actual().cols();
   std::vector<int64_t> tokens;
-  int64_t known = 0;
+  int64_t known = 0, fed_others = 0;
   for (size_t r = 0; r < s.tensor()->rows.size(); ++r) {
     const RowId& id = s.tensor()->rows[r];
     const RequestInfo* request = id.real() ? s.capture().Request(id.request) : nullptr;
-    const bool has =
+    const bool prompt =
         request != nullptr && id.position >= 0 && id.position < static_cast<int64_t>(request->tokens.size());
-    int64_t token = has ? request->tokens[static_cast<size_t>(id.position)] : -1;
-    if (token < 0 && id.real() && request != nullptr && table->row_size() == s.actual().cols()) {
-      token = TokenOfRow(s, *table, scale, static_cast<int64_t>(r));
-      const auto it = chosen.find({id.request, id.position});
-      if (token < 0 && it != chosen.end() && it->second >= 0 && it->second < table->n_rows()) token = it->second;
+    int64_t token = prompt ? request->tokens[static_cast<size_t>(id.position)] : -1;
+    if (const auto it = chosen.find({id.request, id.position});
+        !prompt && request != nullptr && comparable && it != chosen.end()) {
+      if (it->second >= 0 && it->second < table->n_rows()) token = it->second;
+      const auto row = static_cast<int64_t>(r);
+      if (token >= 0 && !IsRowOf(s, *table, scale, row, token) && TokenOfRow(s, *table, scale, row) >= 0) {
+        token = -1;
+        ++fed_others;
+      }
     }
     if (token < 0) s.LeaveOut(static_cast<int64_t>(r));
     known += token >= 0;
     tokens.push_back(std::max<int64_t>(token, 0));
+  }
+  if (fed_others > 0) {
+    s.report().Missing(s.info().name + ": rows were fed other tokens than were chosen before them",
+                       "record the tokens that a run follows as its prompt");
+    if (known == 0) return;
   }
   if (known == 0)
     return s.report().Missing(s.info().name + ": the tokens of its rows are not known",
@@ -159,7 +172,7 @@ Sampler SamplerOf(const Subject& s) {
   Sampler sampler;
   sampler.temperature = number("temperature");
   sampler.spec.temperature = sampler.temperature.value_or(1);
-  sampler.spec.top_k = static_cast<int64_t>(std::clamp(number("top_k").value_or(0), 0.0, 1e15));  // engines: -1 is all
+  sampler.spec.top_k = IntegerOf(std::clamp(number("top_k").value_or(0), 0.0, 1e15));  // engines: -1 is all
   sampler.spec.top_p = number("top_p").value_or(1);
   sampler.spec.min_p = number("min_p").value_or(0);
   return sampler;
@@ -243,7 +256,8 @@ void JudgeToken(Subject& s) {
 
 void JudgeHead(const Capture& capture, CheckReport* report) {
   constexpr std::string_view kEmbed[] = {"embed"}, kLogProbs[] = {"logprobs"};
-  JudgeStems(capture, report, kEmbed, JudgeEmbed);
+  const Chosen chosen = ChosenTokens(capture);
+  JudgeStems(capture, report, kEmbed, [&](Subject& s) { JudgeEmbed(s, chosen); });
   JudgeStems(capture, report, kLogProbs, JudgeLogProbs);
 }
 

@@ -47,10 +47,18 @@ void AllowProduct(const Array& stream, const Array& branch, double factor, oracl
   }
 }
 
-// Rows of zeros exactly where the sum of squares is beyond the largest f16: infinite, its root's inverse is 0.
+// float16 takes part: what is stored, what it was computed in, or what squares are summed in.
+bool UsesHalf(const Subject& s) {
+  const Event& event = s.info().event;
+  return event.dtype == DType::kF16 || event.compute_dtype == DType::kF16 ||
+         ParseDType(Capture::OwnText(s.info(), "accum_dtype").value_or("")) == DType::kF16;
+}
+
+// Rows of zeros exactly where the sum of squares is beyond the largest f16: infinite, its root's inverse is 0. Without
+// a right row below it there is no "exactly where".
 std::optional<Explanation> SquaresLeaveRange(const Subject& s, const Array& x, const Difference& d) {
   const auto rows = static_cast<int64_t>(s.judged().size());
-  if (d.rows.empty() || rows == 0 || s.actual().size() != x.size()) return std::nullopt;
+  if (d.rows.empty() || rows == 0 || !UsesHalf(s) || s.actual().size() != x.size()) return std::nullopt;
   constexpr double kLargest = 65504;
   const int64_t per_row = x.rows() / rows, width = s.actual().size() / rows;
   double least = HUGE_VAL, most = 0;
@@ -68,7 +76,8 @@ std::optional<Explanation> SquaresLeaveRange(const Subject& s, const Array& x, c
       most = std::max(most, sum);
   }
   const double d_columns = static_cast<double>(x.cols());
-  if (!(least > kLargest) || (most > kLargest && !(least / d_columns > kLargest && most / d_columns <= kLargest)))
+  if (!(most > 0) || !(least > kLargest) ||
+      (most > kLargest && !(least / d_columns > kLargest && most / d_columns <= kLargest)))
     return std::nullopt;
   return Explanation{fault_class::kRange, "rows are 0 exactly where the squares leave the range of f16: from " +
                                               NumberText(least) + " on, right up to " + NumberText(most)};

@@ -9,6 +9,7 @@
 #include "check/helpers.h"
 #include "check/op_checks.h"
 #include "check/op_explain.h"
+#include "check/op_fitted.h"
 #include "oracle/norm.h"
 #include "oracle/rope_fit.h"
 
@@ -503,14 +504,16 @@ void JudgeTable(Subject& s) {
                            "position used - position of the row"};
       }
     }
-    Rotation plain = *rotation;
-    plain.spec.scaling = oracle::RopeScaling::kDefault;
-    if (auto f = oracle::MakeFrequencies(plain.spec); f.ok() && Fits(s, oracle::CosSinTable(*f, positions))) {
-      return WithoutScaling(rotation->spec);
-    }
-    plain = *rotation;
-    plain.spec.truncate = !plain.spec.truncate;
-    if (auto f = oracle::MakeFrequencies(plain.spec); f.ok() && Fits(s, oracle::CosSinTable(*f, positions))) {
+    const auto fits = [&](const oracle::RopeSpec& spec) {
+      const auto f = oracle::MakeFrequencies(spec);
+      return f.ok() && FitsBetter(s, right, oracle::CosSinTable(*f, positions));
+    };
+    oracle::RopeSpec plain = rotation->spec;
+    plain.scaling = oracle::RopeScaling::kDefault;
+    if (rotation->spec.scaling != oracle::RopeScaling::kDefault && fits(plain)) return WithoutScaling(rotation->spec);
+    plain = rotation->spec;
+    plain.truncate = !plain.truncate;
+    if (rotation->spec.scaling == oracle::RopeScaling::kYarn && fits(plain)) {
       return Explanation{fault_class::kRopeForm, "fits the other rule for the ends of the ramp (rope.truncate)"};
     }
     return ExplainAngles(s, *rotation, positions, right, [&](const Rotation& coarse) -> Result<oracle::Computed> {

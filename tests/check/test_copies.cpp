@@ -18,7 +18,7 @@ using Values = std::vector<float>;
 
 constexpr size_t kRows = 6, kHeads = 3, kDim = 8;
 
-enum class Fault { kNone, kNormed, kRotated, kHeadsExchanged, kScaled, kOneRow };
+enum class Fault { kNone, kNormed, kRounded, kRotated, kHeadsExchanged, kScaled, kOneRow };
 
 // attn.v of one request, made of attn.v_proj with one fault.
 CheckResult ValuesWith(Fault fault) {
@@ -39,6 +39,7 @@ CheckResult ValuesWith(Fault fault) {
         const double turned =
             double{from[c]} * std::cos(angle) + double{from[(c + half) % kDim]} * (c < half ? -1 : 1) * std::sin(angle);
         if (fault == Fault::kNormed) to[c] = static_cast<float>(double{from[c]} / std::sqrt(square / kDim + 1e-6));
+        if (fault == Fault::kRounded) to[c] = std::nextafter(std::nextafter(from[c], 9.0f), 9.0f);
         if (fault == Fault::kRotated) to[c] = static_cast<float>(turned);
         if (fault == Fault::kHeadsExchanged) to[c] = projected[(r * kHeads + (h + 1) % kHeads) * kDim + c];
         if (fault == Fault::kScaled) to[c] = 0.5f * from[c];
@@ -53,8 +54,18 @@ CheckResult ValuesWith(Fault fault) {
 
 TEST(ValueCheck, ValuesOfTheirProjectionAreRuledOut) { EXPECT_RULED_OUT(ValuesWith(Fault::kNone)); }
 
-// Models that norm each head of the values say so by nothing but the values.
-TEST(ValueCheck, NormedValuesAreNoFinding) { EXPECT_TRUE(ValuesWith(Fault::kNormed).findings.empty()); }
+// An engine that runs the norm of its keys over the values as well.
+TEST(ValueCheck, NormedValuesThatNobodyDeclaredAreKernel) {
+  EXPECT_FIRST(ValuesWith(Fault::kNormed), "layers.1.attn.v", "KERNEL");
+}
+
+// Their own order is no other order, and position 0 is not rotated.
+TEST(ValueCheck, RoundingIsNeitherAnOrderOfHeadsNorARotation) {
+  const CheckResult result = ValuesWith(Fault::kRounded);
+  ASSERT_FALSE(result.findings.empty());
+  EXPECT_NE(result.findings[0].cls, "TP-SHARD");
+  EXPECT_NE(result.findings[0].cls, "ROPE-FORM");
+}
 
 TEST(ValueCheck, RotatedValuesAreRopeForm) {
   EXPECT_FIRST(ValuesWith(Fault::kRotated), "layers.1.attn.v", "ROPE-FORM");
@@ -104,8 +115,14 @@ CheckResult Decode(const std::vector<int64_t>& chosen, const std::vector<int64_t
 
 TEST(GeneratedTokens, RowsOfTheChosenTokensAreRuledOut) { EXPECT_RULED_OUT(Decode({4, 7, 2}, {4, 7, 2}, 0)); }
 
-// A run that follows another's tokens feeds others than it chose.
-TEST(GeneratedTokens, GivenTokensAreNoFinding) { EXPECT_RULED_OUT(Decode({4, 7, 2}, {4, 9, 2}, 0)); }
+// A run that follows another's tokens feeds others than it chose: neither right nor wrong, and said.
+TEST(GeneratedTokens, GivenTokensAreNotJudged) {
+  const CheckResult result = Decode({4, 7, 2}, {4, 9, 2}, 0);
+  EXPECT_TRUE(result.findings.empty());
+  ASSERT_EQ(result.ledger.size(), 1u);
+  EXPECT_EQ(result.ledger[0].judged, 2u);
+  EXPECT_EQ(result.ledger[0].not_judged, 1u);
+}
 
 TEST(GeneratedTokens, ARowOfNoTokenIsFound) {
   const CheckResult result = Decode({4, 7, 2}, {4, 7, 2}, 0.25f);

@@ -295,29 +295,32 @@ TEST(OtherBuffers, RowsWrittenToTheCacheAtAnotherPitchAreAStride) {
 }
 
 // A norm whose largest rows come out as zeros; scale: of the rows from the third on.
-CheckResult Squares(float scale, bool zeros) {
+CheckResult Squares(float scale, bool zeros, DType compute = DType::kF16, int64_t first_wrong = 3) {
   constexpr int64_t kRows = 6, kCols = 32;
   SmallTrace t;
   const uint64_t a = t.Request(std::vector<int64_t>(kRows, 1));
   std::vector<float> x = Noise(kRows * kCols, 1), w = Noise(kCols, 2), y;
   for (size_t i = 3 * kCols; i < x.size(); ++i) x[i] *= scale;
+  const Put put{.rows = {{a, 0, kRows, 0, false}}, .compute = compute};
   for (int64_t r = 0; r < kRows; ++r) {
     double square = 0;
     for (int64_t c = 0; c < kCols; ++c) square += At(x, r * kCols + c) * At(x, r * kCols + c);
     for (int64_t c = 0; c < kCols; ++c) {
       const double normed = At(x, r * kCols + c) / std::sqrt(square / kCols + 1e-6) * At(w, c);
-      y.push_back(zeros && r >= 3 ? 0 : static_cast<float>(normed));
+      y.push_back(zeros && r >= first_wrong ? 0 : static_cast<float>(normed));
     }
   }
   t.Record("layers.0.input_layernorm.weight", "h", {kCols}, w, {.step = -1, .phase = Phase::kLoad});
-  t.Record("embed", "T h", {kRows, kCols}, x, {.rows = {{a, 0, kRows, 0, false}}});
-  t.Record("layers.0.input_norm", "T h", {kRows, kCols}, y, {.rows = {{a, 0, kRows, 0, false}}});
+  t.Record("embed", "T h", {kRows, kCols}, x, put);
+  t.Record("layers.0.input_norm", "T h", {kRows, kCols}, y, put);
   return Judge(t, {"norms"});
 }
 TEST(OtherRange, RowsOfZerosBeyondTheSquaresOfF16AreRange) {
   ExpectNamed(Squares(500, true), "layers.0.input_norm", "RANGE");
   ExpectNamed(Squares(5, true), "layers.0.input_norm", "UNWRITTEN");  // squares fit
   EXPECT_RULED_OUT(Squares(500, false));
+  ExpectNamed(Squares(500, true, DType::kBF16), "layers.0.input_norm", "UNWRITTEN");    // no f16 takes part
+  ExpectNamed(Squares(500, true, DType::kF16, 0), "layers.0.input_norm", "UNWRITTEN");  // small rows are 0 as well
 }
 
 // A norm of 256 columns whose root is stored in bf16, or multiplied by one constant.
