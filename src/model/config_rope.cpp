@@ -53,6 +53,8 @@ void ReadRope(ConfigReader* top, const Json& root, const Defaults& defaults, Mod
     rope.factor = by_ratio ? ratio : r.Number("factor", 1e-6, 1e9);
   }
   if (rope.kind == RopeKind::kYarn) {
+    // The ends of its ramp are logarithms to this base.
+    r.RefuseIf(rope.theta <= 1, "rope_theta", "YaRN needs a base above 1");
     rope.beta_fast = r.Number("beta_fast", 0, 1e9, 32);
     rope.beta_slow = r.Number("beta_slow", 0, 1e9, 1);
     if (rope.beta_fast == 0) rope.beta_fast = 32;  // transformers: 0 counts as absent

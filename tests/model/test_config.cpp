@@ -248,6 +248,10 @@ TEST(Config, RopeFaultsAreRefusedByKey) {
                 "keep one of them");
   ExpectRefused(kLlama, {"rope_scaling={\"type\":\"linear\"}"}, "\"factor\" is missing");
   ExpectRefused(kLlama, {"rope_scaling={\"type\":\"yarn\",\"factor\":2}"}, "original_max_position_embeddings");
+  ExpectRefused(kMla,
+                {"rope_parameters={\"rope_type\":\"yarn\",\"rope_theta\":1,\"factor\":40,"
+                 "\"original_max_position_embeddings\":4096}"},
+                "rope_theta");
   ExpectRefused(kLlama, {"rope_parameters.mrope_section=[1,2]"}, "unknown RoPE key");
   ExpectRefused(kLlama, {"rope_parameters=3"}, "expected an object");
   ExpectRefused(kLlama, {"rope_theta=0"}, "outside");
