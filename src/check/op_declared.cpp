@@ -54,7 +54,7 @@ void JudgeDeclaredOperation(Subject& s, const std::string& kind, const std::vect
     op.run = [=](std::span<const Array> in) {
       Array x = in[0];
       // Heads recorded on an axis of their own are one row for a projection.
-      if (x.cols() != in[1].cols() && x.rank() > 2) x.shape = {x.shape[0], x.size() / x.shape[0]};
+      if (x.cols() != in[1].cols() && x.rank() > 2 && x.size() > 0) x.shape = {x.shape[0], x.size() / x.shape[0]};
       return reshaped(oracle::Linear(x, in[1], n > 2 ? in[2] : Array{{0}, {}}));
     };
   } else if (kind == "rmsnorm") {

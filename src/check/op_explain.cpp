@@ -12,6 +12,13 @@
 namespace assay::op {
 namespace {
 
+// Where the declared operation itself is off by a few bounds alone, anything near it fits, what changes nothing among
+// the rest.
+bool FitsInPlaceOf(const Subject& subject, const Result<oracle::Computed>& declared,
+                   const Result<oracle::Computed>& candidate) {
+  return declared.ok() ? FitsBetter(subject, *declared, candidate) : Fits(subject, candidate);
+}
+
 // Larger inputs are not recomputed for every way of reading them.
 constexpr int64_t kMaxReread = int64_t{1} << 24;
 
@@ -73,6 +80,7 @@ EventId BoundEvent(const Subject& subject, const std::string& name, EventId oper
 // Metadata bound.NAME is the address that a captured launch reads; the operand has moved since. The step whose values
 // fit is named: first the event that lay at the address, then all earlier ones, as memory is reused.
 std::optional<Explanation> ExplainGraph(const Subject& subject, const Operation& operation) {
+  const auto declared = operation.run(operation.arrays());
   const Capture& capture = subject.capture();
   for (size_t i = 0; i < operation.inputs.size(); ++i) {
     const Input& input = operation.inputs[i];
@@ -103,7 +111,7 @@ std::optional<Explanation> ExplainGraph(const Subject& subject, const Operation&
           }
         }
       }
-      if (!Fits(subject, operation.run(arrays))) continue;
+      if (!FitsInPlaceOf(subject, declared, operation.run(arrays))) continue;
       return Explanation{fault_class::kGraph, "fits " + Short(input.name, subject.info()) + " of step " +
                                                   std::to_string((*old)->info->event.step) +
                                                   ": the launch is bound to an address that the "
@@ -229,6 +237,7 @@ Readings OtherReadings(const Subject& subject, const Tensor& view, std::span<con
 
 std::optional<Explanation> ExplainStrides(const Subject& subject, const Operation& operation) {
   const auto arrays = operation.arrays();
+  const auto declared = operation.run(arrays);
   std::vector<Readings> readings(operation.inputs.size());
   std::map<std::vector<int64_t>, std::vector<size_t>> together;  // operands that may be read by the strides
   for (size_t i = 0; i < operation.inputs.size(); ++i) {
@@ -238,7 +247,7 @@ std::optional<Explanation> ExplainStrides(const Subject& subject, const Operatio
     for (const std::vector<int64_t>& strides : readings[i].strides) {
       auto changed = arrays;
       changed[i] = readings[i].Read(strides);
-      if (!Fits(subject, operation.run(changed))) {
+      if (!FitsInPlaceOf(subject, declared, operation.run(changed))) {
         together[strides].push_back(i);
         continue;
       }
@@ -255,7 +264,7 @@ std::optional<Explanation> ExplainStrides(const Subject& subject, const Operatio
       changed[i] = readings[i].Read(strides);
       names += (names.empty() ? "" : " and ") + Short(operation.inputs[i].name, subject.info());
     }
-    if (!Fits(subject, operation.run(changed))) continue;
+    if (!FitsInPlaceOf(subject, declared, operation.run(changed))) continue;
     return Explanation{fault_class::kStride, "fits " + names + " read from their storage with rows " +
                                                  std::to_string(strides[0]) + " elements apart"};
   }
@@ -275,6 +284,7 @@ std::optional<Explanation> ExplainOverwritten(const Subject& subject, const Oper
   // An operand that holds another tensor of the layer, written over it before the operation read it.
   const Capture& capture = subject.capture();
   const auto arrays = operation.arrays();
+  const auto declared = operation.run(arrays);
   for (const std::string& name : capture.Names()) {
     if (!name.starts_with(subject.info().prefix) || name == subject.info().name) continue;
     const TensorPtr other = subject.Operand(name);
@@ -287,7 +297,7 @@ std::optional<Explanation> ExplainOverwritten(const Subject& subject, const Oper
       }
       auto changed = arrays;
       changed[i].values = other->values;
-      if (!Fits(subject, operation.run(changed))) continue;
+      if (!FitsInPlaceOf(subject, declared, operation.run(changed))) continue;
       return Explanation{fault_class::kCompile, "fits " + Short(name, subject.info()) + " in place of " +
                                                     Short(input.name, subject.info()) +
                                                     ": the operand was written over before compiled code read it"};

@@ -115,7 +115,10 @@ class MatchedFilter {
   // The best pairs first, each place and each source once. n ≤ 256.
   static std::vector<int64_t> Assign(const std::vector<double>& cross, const std::vector<double>& square, size_t n) {
     std::vector<std::pair<double, size_t>> pairs;
-    for (size_t i = 0; i < n * n; ++i) pairs.emplace_back(square[i] > 0 ? -cross[i] / std::sqrt(square[i]) : 0, i);
+    for (size_t i = 0; i < n * n; ++i) {
+      const double score = square[i] > 0 ? -cross[i] / std::sqrt(square[i]) : 0;
+      pairs.emplace_back(std::isfinite(score) ? score : 0, i);  // huge scales: no order of what is no number
+    }
     std::sort(pairs.begin(), pairs.end());
     std::vector<int64_t> from(n, -1);
     std::vector<char> taken(n, 0);

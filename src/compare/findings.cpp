@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <limits>
 #include <map>
 
 #include "compare/row_causes.h"
@@ -169,7 +170,9 @@ class Maker {
         const auto segment = static_cast<int32_t>(piece.segment);
         const int32_t n = event.segment(segment).n_head_cells;
         // Number of the rank's first head among all; ranks are taken to hold equal counts.
-        const int32_t first = shard.count > 1 ? shard.index * n : 0;
+        const int64_t before = shard.count > 1 ? int64_t{shard.index} * n : 0;
+        if (before < 0 || before > std::numeric_limits<int32_t>::max() - n) continue;  // forged
+        const auto first = static_cast<int32_t>(before);
         if (!counted.try_emplace({piece.position, first}, true).second) continue;
         if (first == 0) covered[side][block] += piece.rows();
         HeadCell cell;

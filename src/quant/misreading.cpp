@@ -91,8 +91,10 @@ std::vector<CellReading> OtherCells(const ScaleGrid& g) {
                    [=](int64_t r, int64_t c) { return r / block * columns + std::min(c / own, columns - 1); }});
     return out;
   }
-  // Twice, half, four times and a quarter of the declared size: what configs of one model family use.
-  for (const int64_t other : {size * 2, size / 2, size * 4, size / 4}) {
+  // Twice, half, four times and a quarter of the declared size: what configs of one model family use. A group that is
+  // wider than the row has no other size that matters, and may be a number that cannot be multiplied.
+  const int64_t within = size <= g.cols ? size : 0;
+  for (const int64_t other : {within * 2, within / 2, within * 4, within / 4}) {
     if (other < 1 || columns < 2) continue;
     out.push_back({"of groups of " + std::to_string(other) + " columns, " + std::to_string(size) + " declared",
                    [=](int64_t r, int64_t c) { return r / block * columns + c / other % columns; }});

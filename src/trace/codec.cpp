@@ -30,11 +30,11 @@ bool IsContiguous(const Event& event) {
   return true;
 }
 
-// Whether it says anything but "not sharded".
 // Columns beyond what a double counts are forged: readers add widths to them.
 constexpr int64_t kMaxColumn = int64_t{1} << 53;
 bool IsColumn(int64_t column) { return column >= -kMaxColumn && column <= kMaxColumn; }
 
+// Whether it says anything but "not sharded".
 bool HasShard(const Shard& s) { return s.index != 0 || s.count != 1 || s.col_offset != 0 || s.full_cols != 0; }
 
 // A group is there when its content differs from what its absence means; most events then have metadata alone or no
