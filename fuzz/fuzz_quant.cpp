@@ -18,7 +18,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto file = assay::ParseSafetensors(reinterpret_cast<const std::byte*>(line + 1),
                                             static_cast<size_t>(end - line - 1), "input");
   if (!file.ok()) return 0;
-  assay::Assembly assembly;
+  assay::WeightAssembly assembly;
   assay::AssembleSafetensors(file->tensors, assay::ReadQuantSettings(*config), &assembly);
   for (const auto& [name, weight] : assembly.weights) {
     if (weight->rows() == 0 || weight->cols() == 0 || weight->cols() > (1 << 20)) continue;

@@ -39,7 +39,7 @@ void RowInputs::BeginSite(uint32_t site) {
   bad_by_position_.clear();
   steps_.clear();
   for (const GraphEdge& edge : graph_.nodes[site].edges) {
-    std::optional<StepRows>& step = steps_.emplace_back();
+    std::optional<JointStepRows>& step = steps_.emplace_back();
     const bool rows = index_.sites[site].has_rows;
     if (rows == index_.sites[edge.site].has_rows || judged_[edge.site].cells.empty()) continue;
     step.emplace(index_, rows ? edge.site : site, rows ? site : edge.site);
@@ -163,7 +163,7 @@ void RowInputs::AddToContext(uint32_t site, int64_t position, const Cell& cell, 
 }
 
 // All rows of the step: which of them an element comes from, or goes to, is not known.
-void RowInputs::AddStep(const GraphEdge& edge, const StepRows& step, uint32_t row, InputState* state) const {
+void RowInputs::AddStep(const GraphEdge& edge, const JointStepRows& step, uint32_t row, InputState* state) const {
   const JudgedSite& input = judged_[edge.site];
   const bool to_tokens = index_.sites[site_].has_rows;
   const std::vector<uint32_t>* rows = to_tokens ? step.RecordingsOf(row) : step.TokensOf(row);

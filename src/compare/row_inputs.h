@@ -67,7 +67,7 @@ class RowInputs {
   double Condition(uint32_t row) const;
   const std::vector<uint8_t>& BadByPosition(uint32_t site);
   void AddToContext(uint32_t site, int64_t position, const Cell& cell, Context* context);
-  void AddStep(const GraphEdge& edge, const StepRows& step, uint32_t row, InputState* state) const;
+  void AddStep(const GraphEdge& edge, const JointStepRows& step, uint32_t row, InputState* state) const;
   void AddSameRow(const GraphEdge& edge, uint32_t row, const Cell& out, int depth, InputState* state) const;
 
   const JointIndex& index_;
@@ -78,7 +78,7 @@ class RowInputs {
   int64_t cache_site_ = -1;
   std::vector<Context> contexts_;  // one an edge of the site
   // One an edge; where one of its ends has token rows and the other has not.
-  std::vector<std::optional<StepRows>> steps_;
+  std::vector<std::optional<JointStepRows>> steps_;
   std::map<uint32_t, std::vector<uint8_t>> bad_by_position_;
 };
 

@@ -28,7 +28,7 @@ void ForEachRow(const JointIndex& index, int side, const JointSite& site, F f) {
 
 }  // namespace
 
-StepRows::StepRows(const JointIndex& index, uint32_t without_rows, uint32_t with_rows) {
+JointStepRows::JointStepRows(const JointIndex& index, uint32_t without_rows, uint32_t with_rows) {
   std::map<uint32_t, std::vector<uint32_t>> of_side[2];
   for (int side : {kA, kB}) {
     RowsByKey by_step;
@@ -48,12 +48,12 @@ StepRows::StepRows(const JointIndex& index, uint32_t without_rows, uint32_t with
   }
 }
 
-const std::vector<uint32_t>* StepRows::TokensOf(uint32_t row) const {
+const std::vector<uint32_t>* JointStepRows::TokensOf(uint32_t row) const {
   const auto it = tokens_.find(row);
   return it == tokens_.end() ? nullptr : &it->second;
 }
 
-const std::vector<uint32_t>* StepRows::RecordingsOf(uint32_t token_row) const {
+const std::vector<uint32_t>* JointStepRows::RecordingsOf(uint32_t token_row) const {
   const auto it = recordings_.find(token_row);
   return it == recordings_.end() ? nullptr : &it->second;
 }

@@ -10,10 +10,10 @@
 
 namespace assay {
 
-class StepRows {
+class JointStepRows {
  public:
   // without_rows, with_rows: numbers of joint sites of the two kinds. One pass over the pieces of both, both sides.
-  StepRows(const JointIndex& index, uint32_t without_rows, uint32_t with_rows);
+  JointStepRows(const JointIndex& index, uint32_t without_rows, uint32_t with_rows);
 
   // Ascending row numbers of the steps in which `row`, a recording of without_rows, was made; nullptr: the sides' steps
   // hold other rows, or one side lacks the recording.

@@ -15,7 +15,7 @@ namespace assay {
 
 // What a source consists of while it is put together.
 // Owned by the source that is being made; `weights` borrow its mapped bytes.
-struct Assembly {
+struct WeightAssembly {
   std::map<std::string, WeightPtr> weights;  // by logical name, "model.layers.0.self_attn.o_proj.weight"
   std::vector<WeightProblem> problems;       // tensors that are there and cannot be decoded, with the reason
   std::vector<std::string> others;           // tensors that no decoder took for a weight
@@ -41,7 +41,8 @@ QuantSettings ReadQuantSettings(const Json& config);
 // adds a decoder for each; everything else is a plain weight. The tensors' data is borrowed.
 
 // tensors: ascending name.
-void AssembleSafetensors(const std::vector<CheckpointTensor>& tensors, const QuantSettings& settings, Assembly* out);
+void AssembleSafetensors(const std::vector<CheckpointTensor>& tensors, const QuantSettings& settings,
+                         WeightAssembly* out);
 
 // GGUF: tensors as CheckpointTensor (logical shape, dtype unset), types beside them.
 // What the assembler needs of the metadata. Counts of 0: the file does not say.
@@ -50,7 +51,7 @@ struct GgufParts {
   int64_t n_heads = 0, n_kv_heads = 0;
 };
 void AssembleGguf(const std::vector<CheckpointTensor>& tensors, const std::vector<uint32_t>& types,
-                  const GgufParts& parts, Assembly* out);
+                  const GgufParts& parts, WeightAssembly* out);
 // config.json of the model that the metadata describes; null when its architecture is not known.
 Json ConfigFromGguf(const GgufFile& file, const std::vector<CheckpointTensor>& tensors);
 // Heads: for the order of rows of llama's queries and keys; 0 when the file does not say.

@@ -72,7 +72,7 @@ std::vector<int64_t> UnpermutedRows(int64_t rows, int64_t heads) {
 class Assembler {
  public:
   Assembler(const std::vector<CheckpointTensor>& tensors, const std::vector<uint32_t>& types, const GgufParts& parts,
-            Assembly* out)
+            WeightAssembly* out)
       : tensors_(tensors), types_(types), parts_(parts), out_(out) {}
 
   // Tensors first: the halves of kv_b_proj meet when all have been seen. A whole one in the file goes before the
@@ -196,7 +196,7 @@ class Assembler {
   const std::vector<CheckpointTensor>& tensors_;
   const std::vector<uint32_t>& types_;
   const GgufParts& parts_;
-  Assembly* out_;
+  WeightAssembly* out_;
   std::map<std::string, std::pair<WeightPtr, WeightPtr>> halves_;
   std::vector<std::pair<std::string, std::ptrdiff_t>> unknown_;  // name in our manner, place in tensors_
 };
@@ -204,7 +204,7 @@ class Assembler {
 }  // namespace
 
 void AssembleGguf(const std::vector<CheckpointTensor>& tensors, const std::vector<uint32_t>& types,
-                  const GgufParts& parts, Assembly* out) {
+                  const GgufParts& parts, WeightAssembly* out) {
   Assembler(tensors, types, parts, out).Run();
 }
 

@@ -24,7 +24,7 @@ void ReadBlock(const Json* json, QuantSettings* settings) {
 
 class Assembler {
  public:
-  Assembler(const std::vector<CheckpointTensor>& tensors, const QuantSettings& settings, Assembly* out)
+  Assembler(const std::vector<CheckpointTensor>& tensors, const QuantSettings& settings, WeightAssembly* out)
       : tensors_(tensors), settings_(settings), out_(out) {}
 
   void Run() {
@@ -204,7 +204,7 @@ class Assembler {
 
   const std::vector<CheckpointTensor>& tensors_;
   const QuantSettings& settings_;
-  Assembly* out_;
+  WeightAssembly* out_;
   std::set<std::string, std::less<>> used_;
   std::set<std::string> alone_;  // names of weights of which only scales are there
 };
@@ -212,7 +212,7 @@ class Assembler {
 }  // namespace
 
 // A format that is not decoded is no fault; a part that is missing is one of loading, everything else one of layout.
-void Assembly::Add(const std::string& name, Result<WeightPtr> weight) {
+void WeightAssembly::Add(const std::string& name, Result<WeightPtr> weight) {
   if (weight.ok()) {
     const auto [at, added] = weights.try_emplace(name, *weight);
     if (added) return;
@@ -265,7 +265,8 @@ QuantSettings ReadQuantSettings(const Json& config) {
   return settings;
 }
 
-void AssembleSafetensors(const std::vector<CheckpointTensor>& tensors, const QuantSettings& settings, Assembly* out) {
+void AssembleSafetensors(const std::vector<CheckpointTensor>& tensors, const QuantSettings& settings,
+                         WeightAssembly* out) {
   Assembler(tensors, settings, out).Run();
 }
 

@@ -98,7 +98,7 @@ struct WeightSource::Impl {
   std::vector<CheckpointTensor> stored;
   std::vector<uint32_t> types;  // GGUF, beside stored
   std::vector<WeightPtr> weights;
-  Assembly assembly;
+  WeightAssembly assembly;
 
   // A checkpoint without config.json is read by what its tensors say about themselves.
   Status OpenSafetensors() {

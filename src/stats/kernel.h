@@ -18,7 +18,7 @@ namespace assay {
 // Sums of a row, or of a head, within a segment. The sketch is the segment's folded to 16 buckets (bucket & 15); a row
 // cell folds it once more to 4 (bucket & 3). Aligned, because vector loads and stores that straddle cache lines cost
 // twice, and a head's cell sees three of each for every row.
-struct alignas(64) Cell {
+struct alignas(64) CellSums {
   double sum_sq[8] = {};  // partial sums: their total counts
   double sketch[kHeadSketchSize] = {};
   uint64_t digest[8] = {};  // rows only: t = 0, salt of request 0; partial sums too
@@ -36,7 +36,7 @@ struct IndexMap {
 };
 
 // n_groups whole groups of one row, contiguous at data (any alignment). Neither `group` nor `row_group` runs over 2^32.
-struct Piece {
+struct RowPiece {
   const uint8_t* data = nullptr;
   DType dtype = DType::kInvalid;
   bool sketch = true;
@@ -47,8 +47,8 @@ struct Piece {
   uint32_t row_salt = 0;   // ... and request 0: SaltOf(0, high).group
   uint64_t column = 0;     // local column of the first element
   IndexMap index;
-  Cell* row = nullptr;    // row cell or null
-  Cell* heads = nullptr;  // n_heads cells or null; every head covers head_groups whole groups, then comes the next
+  CellSums* row = nullptr;    // row cell or null
+  CellSums* heads = nullptr;  // n_heads cells or null; every head covers head_groups whole groups, then comes the next
   uint32_t n_heads = 0;
   uint32_t head_groups = 0;
   uint32_t head = 0;       // head of the first group ...
@@ -58,19 +58,19 @@ struct Piece {
 // Where head cells go: `left` more groups to Current(), then per_head to each of the next. No heads: left is beyond any
 // piece.
 struct HeadCursor {
-  Cell* heads;
+  CellSums* heads;
   uint32_t n_heads;
   uint32_t per_head;
   uint32_t head;
   uint32_t left;
 
-  ASSAY_KERNEL_INLINE explicit HeadCursor(const Piece& piece)
+  ASSAY_KERNEL_INLINE explicit HeadCursor(const RowPiece& piece)
       : heads(piece.heads),
         n_heads(piece.n_heads),
         per_head(piece.head_groups),
         head(piece.head),
         left(piece.heads ? piece.head_left : ~0u) {}
-  ASSAY_KERNEL_INLINE Cell* Current() const { return heads ? heads + head : nullptr; }
+  ASSAY_KERNEL_INLINE CellSums* Current() const { return heads ? heads + head : nullptr; }
   // n <= left groups are done.
   ASSAY_KERNEL_INLINE void Advance(uint32_t n) {
     left -= n;
@@ -144,7 +144,7 @@ struct FieldCounts {
 inline constexpr size_t kFieldsAlign = 64;
 
 struct Kernel {
-  void (*add)(const Piece& piece, Accumulator* acc);
+  void (*add)(const RowPiece& piece, Accumulator* acc);
   void (*flush)(Accumulator* acc);  // brings what the kernel keeps apart (matrix, lanes) into acc; at the end
   // Counts n fields, a multiple of kFieldsAlign, at most 1024; those that are `left_out` do not count. fields is
   // aligned to kFieldsAlign.
@@ -164,7 +164,8 @@ extern const Kernel kAvx512Kernel;
 
 // The part of a piece that vector code cannot take: any dtype, non-finite or huge values. Adds groups [first, first +
 // n) of the piece to acc and to one row and one head cell (either may be null), in double.
-void AddGroupsPortable(const Piece& piece, uint32_t first, uint32_t n, Cell* row, Cell* head, Accumulator* acc);
+void AddGroupsPortable(const RowPiece& piece, uint32_t first, uint32_t n, CellSums* row, CellSums* head,
+                       Accumulator* acc);
 
 // Extremes of elements whose patterns, as numbers of the type's width, have the signed maximum top, the unsigned
 // maximum bottom and the smallest magnitude nearest. There is an element, all are finite; for float types of 32 bits or
@@ -174,15 +175,15 @@ void TakePatterns(uint32_t top, uint32_t bottom, uint32_t nearest, DType dtype, 
 // What a vector kernel leaves out of groups [first, first + n): the elements whose magnitude pattern is `limit` or
 // more, for a float type of 32 bits or fewer. Counts the non-finite ones (in acc and cells) and adds the finite ones to
 // sums, extremes and sketch in double; count and digest are the caller's.
-void AddLarge(const Piece& piece, uint32_t first, uint32_t n, uint32_t limit, Accumulator* acc);
+void AddLarge(const RowPiece& piece, uint32_t first, uint32_t n, uint32_t limit, Accumulator* acc);
 
 // A group of which only lanes [lane, lane + n) are here: element k of `data` is lane + k. piece gives group, salts,
 // column (of the first element here), index, row; heads are not touched. Lanes that are absent are zero bits in the
 // digest, and pairs of words without any present lane add nothing.
-void AddPartialGroup(const Piece& piece, int lane, int n, Accumulator* acc);
+void AddPartialGroup(const RowPiece& piece, int lane, int n, Accumulator* acc);
 
 // Head cells alone, for heads that do not begin and end with a group: n elements from lane `lane` of piece.group on;
 // the head of local column c is (c / inner) % n_heads. One element at a time.
-void AddUnalignedHeads(const Piece& piece, int lane, uint64_t n, uint64_t inner);
+void AddUnalignedHeads(const RowPiece& piece, int lane, uint64_t n, uint64_t inner);
 
 }  // namespace assay

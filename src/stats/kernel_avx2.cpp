@@ -147,7 +147,7 @@ struct ChunkState {
 
 // Takes a chunk's counts, sums and extremes into acc.
 template <class F>
-void Finish(const ChunkState& c, const Piece& piece, uint32_t first, uint32_t n, Accumulator* acc) {
+void Finish(const ChunkState& c, const RowPiece& piece, uint32_t first, uint32_t n, Accumulator* acc) {
   if (c.taken == 0) return;
   struct alignas(32) Lanes {
     uint32_t v[8];
@@ -194,7 +194,7 @@ void Finish(const ChunkState& c, const Piece& piece, uint32_t first, uint32_t n,
 // Groups [first, first + n) of a piece: within one block and one head, so at most kBlockGroups, for which float sums of
 // residues are good (docs/numerics.md).
 template <class F, bool kCells>
-void AddChunk(const Piece& piece, uint32_t first, uint32_t n, Cell* head, Accumulator* acc) {
+void AddChunk(const RowPiece& piece, uint32_t first, uint32_t n, CellSums* head, Accumulator* acc) {
   const __m256i magnitude_bits = _mm256_set1_epi32(INT32_MAX);
   const __m256i limit = _mm256_set1_epi32(static_cast<int>(F::kLimit - 1));
   const __m256i normal = _mm256_set1_epi32(static_cast<int>(F::kSmallestNormal));
@@ -261,8 +261,8 @@ void AddChunk(const Piece& piece, uint32_t first, uint32_t n, Cell* head, Accumu
   const double chunk_sum_sq = sum_sq.Sum();
   acc->sum_sq += chunk_sum_sq;
   if constexpr (kCells) {
-    Cell* const both[] = {piece.row, head};
-    for (Cell* cell : both) {
+    CellSums* const both[] = {piece.row, head};
+    for (CellSums* cell : both) {
       if (cell == nullptr) continue;
       cell->sum_sq[0] += chunk_sum_sq;
       AddTo(cell->sketch, residues_low);
@@ -273,7 +273,7 @@ void AddChunk(const Piece& piece, uint32_t first, uint32_t n, Cell* head, Accumu
 
 // Cuts a piece where a block or a head ends, and empties the matrix before an entry could see too many additions.
 template <class F>
-void AddFloats(const Piece& piece, Accumulator* acc) {
+void AddFloats(const RowPiece& piece, Accumulator* acc) {
   const bool cells = piece.row != nullptr || piece.heads != nullptr;
   HeadCursor cursor(piece);
   for (uint32_t done = 0; done < piece.n_groups;) {
@@ -297,7 +297,7 @@ void AddFloats(const Piece& piece, Accumulator* acc) {
   }
 }
 
-void Add(const Piece& piece, Accumulator* acc) {
+void Add(const RowPiece& piece, Accumulator* acc) {
   switch (piece.dtype) {
     case DType::kF32:
       return AddFloats<F32>(piece, acc);

@@ -106,7 +106,7 @@ uint32_t FindMagnitude(const uint8_t* data, uint32_t n, uint32_t wanted) {
 // so far plus 1, so that 0 is news at first; n elements, the first of them local column `column`.
 template <class F>
 [[gnu::noinline]] void SearchLargest(const Extremes<F>& extremes, const uint8_t* data, uint32_t n, uint64_t column,
-                                     const Piece& piece, Accumulator* acc) {
+                                     const RowPiece& piece, Accumulator* acc) {
   const uint32_t bits = extremes.Largest();
   const uint32_t found = FindMagnitude<F>(data, n, bits);
   if (found == n) return;  // no modest element
@@ -117,7 +117,7 @@ template <class F>
 // The test that nearly every chunk fails: whether its largest magnitude can matter at all. Arguments as above.
 template <class F>
 ASSAY_INLINE void TakeLargest(const Extremes<F>& extremes, const uint8_t* data, uint32_t n, uint64_t column,
-                              const Piece& piece, Accumulator* acc) {
+                              const RowPiece& piece, Accumulator* acc) {
   // Equal values are news only where a later column can come earlier in the view (outer_stride != 0).
   const uint32_t known = acc->kernel_largest;
   const uint32_t news = piece.index.outer_stride != 0 && known > 0 ? known - 1 : known;
@@ -164,7 +164,7 @@ void FlushRunning(Accumulator* acc) {
 // A whole piece, chunk by chunk. Chunks begin at multiples of kBlockGroups, but for the first, so that a rotation holds
 // for each of their blocks; what costs more than a comparison (extremes, zeros, the row's sketch) is done once a chunk.
 template <class F, Sketching kSketching, bool kCells>
-void AddChunks(const Piece& piece, Accumulator* acc) {
+void AddChunks(const RowPiece& piece, Accumulator* acc) {
   constexpr uint32_t kGroupBytes = F::kWords * 4;
   Running<F>* running = RunningOf<F>(acc);
   Extremes<F> extremes;  // of the chunk at hand
@@ -222,7 +222,7 @@ void AddChunks(const Piece& piece, Accumulator* acc) {
 }
 
 template <class F>
-void AddFloats(const Piece& piece, Accumulator* acc) {
+void AddFloats(const RowPiece& piece, Accumulator* acc) {
   const bool cells = piece.row != nullptr || piece.heads != nullptr;
   auto* add = !piece.sketch ? AddChunks<F, Sketching::kNone, true>
               : acc->matrix ? (cells ? AddChunks<F, Sketching::kMatrix, true> : AddChunks<F, Sketching::kMatrix, false>)
@@ -232,7 +232,7 @@ void AddFloats(const Piece& piece, Accumulator* acc) {
   acc->count += uint64_t{piece.n_groups} * kLanes;
 }
 
-void Add(const Piece& piece, Accumulator* acc) {
+void Add(const RowPiece& piece, Accumulator* acc) {
   switch (piece.dtype) {
     case DType::kF32:
       return AddFloats<F32>(piece, acc);

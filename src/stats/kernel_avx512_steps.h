@@ -476,7 +476,7 @@ ASSAY_INLINE bool Steps(const Stretch& s, HeadCursor* cursor, Extremes<F>* extre
     }
     totals->sum_sq = _mm512_add_pd(totals->sum_sq, sum_sq);
     if constexpr (kCells) {
-      if (Cell* head = cursor->Current()) {
+      if (CellSums* head = cursor->Current()) {
         _mm512_store_pd(head->sum_sq, _mm512_add_pd(_mm512_load_pd(head->sum_sq), sum_sq));
         if constexpr (kSketching != Sketching::kNone) AddTo(head->sketch, sums.residues);
       }

@@ -48,7 +48,7 @@ Kind Classify(uint64_t bits, double value) {
 }
 
 // A finite element's value and local column. The row-major number costs a division, and few elements need it.
-inline void TakeExtreme(const Piece& piece, double value, uint64_t column, Accumulator* acc) {
+inline void TakeExtreme(const RowPiece& piece, double value, uint64_t column, Accumulator* acc) {
   const double magnitude = __builtin_fabs(value);
   acc->Between(value, value);
   if (magnitude >= acc->abs_max) acc->Largest(magnitude, piece.index.At(column));
@@ -61,7 +61,7 @@ struct Place {
 };
 
 // One element at a time: for heads that do not begin with a group. Everything else walks whole groups.
-Place PlaceOf(const Piece& piece, uint32_t offset, int j) {
+Place PlaceOf(const RowPiece& piece, uint32_t offset, int j) {
   const uint32_t group = piece.group + offset;
   const uint32_t slot = (group & 0xff) ^ SlotRotation(group, piece.salt);
   const bool minus = (kSketchTable.minus[slot] >> j & 1) != GroupHash(group, piece.salt.group) >> 31;
@@ -101,7 +101,7 @@ inline double WithSign(double value, uint32_t minus) {
 
 // One group: words is the group's image, zero where a lane is absent. Only lanes [lane, lane + n) are counted.
 template <DType kType, bool kCells>
-inline void AddGroup(const Piece& piece, uint32_t offset, const uint32_t* words, int lane, int n, uint64_t column,
+inline void AddGroup(const RowPiece& piece, uint32_t offset, const uint32_t* words, int lane, int n, uint64_t column,
                      Totals* totals, Accumulator* acc) {
   constexpr int kBits = BitsOf(kType);
   constexpr int kWords = kGroupBytes<kType> <= 4 ? 2 : kGroupBytes<kType> / 4;  // e2m1: the second word is zero
@@ -146,14 +146,14 @@ inline void AddGroup(const Piece& piece, uint32_t offset, const uint32_t* words,
 }
 
 // sketch false: moments and non-finite elements alone.
-void AddToCell(const Totals& totals, bool sketch, Cell* cell) {
+void AddToCell(const Totals& totals, bool sketch, CellSums* cell) {
   cell->sum_sq[0] += totals.sum_sq;
   cell->nonfinite += totals.nonfinite;
   for (int k = 0; sketch && k < kHeadSketchSize; ++k) cell->sketch[k] += totals.residues[k];
 }
 
 // Sums of a stretch go to the segment, and to the row's and the head's cell where there are any.
-void AddTotals(const Totals& totals, bool sketch, Cell* row, Cell* head, Accumulator* acc) {
+void AddTotals(const Totals& totals, bool sketch, CellSums* row, CellSums* head, Accumulator* acc) {
   acc->sum += totals.sum;
   acc->sum_sq += totals.sum_sq;
   acc->digest += totals.digest;
@@ -195,7 +195,7 @@ struct Lanes {
 
 // Groups of one block; at most kBlockGroups. What is not finite goes through AddGroup, with its group.
 template <DType kType, bool kCells>
-void AddBlock(const Piece& piece, uint32_t first, uint32_t n, Totals* totals, Accumulator* acc) {
+void AddBlock(const RowPiece& piece, uint32_t first, uint32_t n, Totals* totals, Accumulator* acc) {
   constexpr int kWords = kGroupBytes<kType> <= 4 ? 2 : kGroupBytes<kType> / 4;
   const uint32_t rotation = SlotRotation(piece.group + first, piece.salt);
   Lanes lanes;
@@ -261,7 +261,7 @@ void AddBlock(const Piece& piece, uint32_t first, uint32_t n, Totals* totals, Ac
 
 // Cut where a block ends: the slot rotation holds for one block.
 template <DType kType, bool kCells>
-void AddGroupsAs(const Piece& piece, uint32_t first, uint32_t n, Totals* totals, Accumulator* acc) {
+void AddGroupsAs(const RowPiece& piece, uint32_t first, uint32_t n, Totals* totals, Accumulator* acc) {
   for (const uint32_t end = first + n; first < end;) {
     const uint32_t room = kBlockGroups - (piece.group + first) % kBlockGroups;
     const uint32_t part = end - first < room ? end - first : room;
@@ -271,7 +271,7 @@ void AddGroupsAs(const Piece& piece, uint32_t first, uint32_t n, Totals* totals,
 }
 
 template <DType kType>
-void AddGroupsTo(const Piece& piece, uint32_t first, uint32_t n, Cell* row, Cell* head, Accumulator* acc) {
+void AddGroupsTo(const RowPiece& piece, uint32_t first, uint32_t n, CellSums* row, CellSums* head, Accumulator* acc) {
   Totals totals;
   if (row || head) {
     AddGroupsAs<kType, true>(piece, first, n, &totals, acc);
@@ -283,7 +283,7 @@ void AddGroupsTo(const Piece& piece, uint32_t first, uint32_t n, Cell* row, Cell
 
 // The image of a cut group: what is absent stays zero, as the digest wants it.
 template <DType kType>
-void AddPartialAs(const Piece& piece, int lane, int n, Accumulator* acc) {
+void AddPartialAs(const RowPiece& piece, int lane, int n, Accumulator* acc) {
   uint32_t words[kDigestWords] = {};
   uint8_t* image = reinterpret_cast<uint8_t*>(words);
   if constexpr (kType == DType::kF4E2M1) {
@@ -301,11 +301,11 @@ void AddPartialAs(const Piece& piece, int lane, int n, Accumulator* acc) {
 
 // inner: columns of a head, side by side.
 template <DType kType>
-void AddHeadsAs(const Piece& piece, int lane, uint64_t n, uint64_t inner) {
+void AddHeadsAs(const RowPiece& piece, int lane, uint64_t n, uint64_t inner) {
   for (uint64_t k = 0; k < n; ++k) {
     const uint64_t lanes = static_cast<uint64_t>(lane) + k;
     const double value = DecodeBits(LoadBits(piece.data, static_cast<int64_t>(k), kType), kType);
-    Cell& head = piece.heads[(piece.column + k) / inner % piece.n_heads];
+    CellSums& head = piece.heads[(piece.column + k) / inner % piece.n_heads];
     if (!(value - value == 0)) {
       ++head.nonfinite;
       continue;
@@ -317,9 +317,9 @@ void AddHeadsAs(const Piece& piece, int lane, uint64_t n, uint64_t inner) {
   }
 }
 
-using GroupsFunction = void (*)(const Piece&, uint32_t, uint32_t, Cell*, Cell*, Accumulator*);
-using HeadsFunction = void (*)(const Piece&, int, uint64_t, uint64_t);
-using PartialFunction = void (*)(const Piece&, int, int, Accumulator*);
+using GroupsFunction = void (*)(const RowPiece&, uint32_t, uint32_t, CellSums*, CellSums*, Accumulator*);
+using HeadsFunction = void (*)(const RowPiece&, int, uint64_t, uint64_t);
+using PartialFunction = void (*)(const RowPiece&, int, int, Accumulator*);
 
 // The three entry points of one element type.
 struct Functions {
@@ -345,7 +345,7 @@ Functions Select(DType dtype) {
 }
 
 // Cut where one head's columns end, so that each stretch has one head cell.
-void AddPortable(const Piece& piece, Accumulator* acc) {
+void AddPortable(const RowPiece& piece, Accumulator* acc) {
   HeadCursor cursor(piece);
   for (uint32_t done = 0; done < piece.n_groups;) {
     const uint32_t n = cursor.left < piece.n_groups - done ? cursor.left : piece.n_groups - done;
@@ -372,17 +372,18 @@ void TakePatterns(uint32_t top, uint32_t bottom, uint32_t nearest, DType dtype, 
   acc->Between(low, high);
 }
 
-void AddGroupsPortable(const Piece& piece, uint32_t first, uint32_t n, Cell* row, Cell* head, Accumulator* acc) {
+void AddGroupsPortable(const RowPiece& piece, uint32_t first, uint32_t n, CellSums* row, CellSums* head,
+                       Accumulator* acc) {
   Select(piece.dtype).groups(piece, first, n, row, head, acc);
 }
 
-void AddLarge(const Piece& piece, uint32_t first, uint32_t n, uint32_t limit, Accumulator* acc) {
+void AddLarge(const RowPiece& piece, uint32_t first, uint32_t n, uint32_t limit, Accumulator* acc) {
   const uint64_t sign = uint64_t{1} << (BitsOf(piece.dtype) - 1);
   for (uint64_t e = uint64_t{first} * kLanes; e < (uint64_t{first} + n) * kLanes; ++e) {
     const uint64_t bits = LoadBits(piece.data, static_cast<int64_t>(e), piece.dtype);
     if ((bits & (sign - 1)) < limit) continue;
     const uint32_t q = static_cast<uint32_t>(e / kLanes);
-    Cell* head = nullptr;
+    CellSums* head = nullptr;
     if (piece.heads) {
       const uint32_t gone = piece.head_groups - piece.head_left;  // groups of the first head that lie before the piece
       head = piece.heads + (piece.head + (q + uint64_t{gone}) / piece.head_groups) % piece.n_heads;
@@ -400,7 +401,7 @@ void AddLarge(const Piece& piece, uint32_t first, uint32_t n, uint32_t limit, Ac
     const Place place = PlaceOf(piece, q, static_cast<int>(e % kLanes));
     const double term = place.minus ? -value : value;
     if (piece.sketch) acc->sketch[place.bucket] += term;
-    for (Cell* cell : {piece.row, head}) {
+    for (CellSums* cell : {piece.row, head}) {
       if (cell == nullptr) continue;
       cell->sum_sq[0] += value * value;
       if (piece.sketch) cell->sketch[place.bucket & 15] += term;
@@ -408,11 +409,11 @@ void AddLarge(const Piece& piece, uint32_t first, uint32_t n, uint32_t limit, Ac
   }
 }
 
-void AddPartialGroup(const Piece& piece, int lane, int n, Accumulator* acc) {
+void AddPartialGroup(const RowPiece& piece, int lane, int n, Accumulator* acc) {
   Select(piece.dtype).partial(piece, lane, n, acc);
 }
 
-void AddUnalignedHeads(const Piece& piece, int lane, uint64_t n, uint64_t inner) {
+void AddUnalignedHeads(const RowPiece& piece, int lane, uint64_t n, uint64_t inner) {
   Select(piece.dtype).heads(piece, lane, n, inner);
 }
 

@@ -26,7 +26,7 @@ struct Scratch {
   alignas(64) float matrix[kMatrixFloats];
   bool matrix_is_zero = false;
   Stage stage;
-  std::vector<Cell> heads;
+  std::vector<CellSums> heads;
 
   float* ZeroMatrix() {
     if (!matrix_is_zero) std::fill(matrix, matrix + kMatrixFloats, 0.0f);
@@ -57,7 +57,7 @@ struct RowTask {
   const Kernel* kernel;
   uint64_t request;
   bool sketch;
-  Cell* heads;  // n_heads cells or null
+  CellSums* heads;  // n_heads cells or null
   Stage* stage;
   Accumulator* acc;
 };
@@ -70,9 +70,9 @@ int64_t GroupsUntilWrap(uint64_t group, int64_t n) {
 }
 
 // Adds local columns [col, end) of one view row, at logical row t.
-void MeasureRow(const RowTask& task, int64_t row, uint64_t t, int64_t col, int64_t end, Cell* cell) {
+void MeasureRow(const RowTask& task, int64_t row, uint64_t t, int64_t col, int64_t end, CellSums* cell) {
   const Layout& layout = *task.layout;
-  Piece piece;
+  RowPiece piece;
   piece.dtype = layout.dtype;
   piece.sketch = task.sketch;
   piece.index = layout.IndexOfRow(row);
@@ -145,14 +145,14 @@ void Finish(const Accumulator& acc, bool digest_split, Stats* stats) {
 
 // Kernels keep partial sums, lane by lane; here they become one number. A row's 16 buckets fold to 4.
 // The order of the sums is fixed (lane 0 first): the same instruction set gives the same bits each time.
-void FinishRow(const Cell& cell, RowCell* out) {
+void FinishRow(const CellSums& cell, RowCell* out) {
   for (double part : cell.sum_sq) out->sum_sq += part;
   for (uint64_t part : cell.digest) out->digest += part;
   out->nonfinite = cell.nonfinite;
   for (int k = 0; k < kHeadSketchSize; ++k) out->sketch[k % kRowSketchSize] += cell.sketch[k];
 }
 
-void FinishHead(const Cell& cell, HeadCell* out) {
+void FinishHead(const CellSums& cell, HeadCell* out) {
   for (double part : cell.sum_sq) out->sum_sq += part;
   out->nonfinite = cell.nonfinite;
   std::copy(cell.sketch, cell.sketch + kHeadSketchSize, out->sketch.begin());
@@ -183,15 +183,15 @@ void MeasurePart(const Call& call, const Part& part, Scratch* scratch, Segment* 
   const int64_t cols = part.end - part.col;
   // Written as a division, since the product could overflow.
   if (cols > 0 && part.n_rows >= (kMatrixElements + cols - 1) / cols) acc.matrix = scratch->ZeroMatrix();
-  std::vector<Cell>& heads = scratch->heads;
-  heads.assign(call.options->head_grid ? static_cast<size_t>(layout.n_heads) : 0, Cell());
+  std::vector<CellSums>& heads = scratch->heads;
+  heads.assign(call.options->head_grid ? static_cast<size_t>(layout.n_heads) : 0, CellSums());
   RowTask task{&layout,         call.kernel, out->request, call.options->sketch, heads.empty() ? nullptr : heads.data(),
                &scratch->stage, &acc};
   out->rows.assign(call.row_grid ? static_cast<size_t>(part.n_rows) : 0, RowCell());
   // One row after the other, so that memory is read in its order; heads add up over the rows, a row's cell is done with
   // its row.
   for (int64_t k = 0; k < part.n_rows; ++k) {
-    Cell cell;
+    CellSums cell;
     MeasureRow(task, part.first_row + k, static_cast<uint64_t>(part.first_t + k), part.col, part.end,
                call.row_grid ? &cell : nullptr);
     if (call.row_grid) FinishRow(cell, &out->rows[static_cast<size_t>(k)]);

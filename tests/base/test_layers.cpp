@@ -146,5 +146,25 @@ TEST(Layers, TableHasNoCycle) {
   EXPECT_EQ(done.size(), Allowed().size());
 }
 
+// Two types of one name in one namespace are one type to the linker, which then lets a vector of the one allocate for
+// the other. Types of headers alone: those of sources are in nameless namespaces.
+TEST(Layers, NoTwoHeadersHaveATypeOfOneName) {
+  static const std::regex kNamespace(R"(^namespace ([\w:]+) \{)");
+  static const std::regex kType(R"(^(?:struct|class|enum class|union) (?:alignas\(\w+\) )?(\w+)\b(?!::)[^;]*\{)");
+  std::map<std::string, std::string> defined;  // type -> header
+  for (const auto& entry : fs::recursive_directory_iterator(fs::path(ASSAY_SOURCE_DIR) / "src")) {
+    if (entry.path().extension() != ".h") continue;
+    std::istringstream in(TextOf(entry.path()));
+    std::string line, scope;
+    for (std::smatch match; std::getline(in, line);) {
+      if (std::regex_search(line, match, kNamespace)) scope = match[1];
+      if (!std::regex_search(line, match, kType)) continue;
+      const auto [first, fresh] = defined.try_emplace(scope + "::" + match[1].str(), entry.path().string());
+      EXPECT_TRUE(fresh) << first->first << " is in " << first->second << " and in " << entry.path();
+    }
+  }
+  EXPECT_GT(defined.size(), 200u);
+}
+
 }  // namespace
 }  // namespace assay
