@@ -54,7 +54,8 @@ def test_missing_library_says_where_it_looked(tmp_path):
         text=True,
     )
     assert done.returncode != 0
-    assert f"libassay.so not found (looked at {tmp_path}/libassay.so)" in done.stderr
+    said = f"libassay.so not found at {tmp_path}/libassay.so; ASSAY_LIBRARY={tmp_path} says to look there"
+    assert said in done.stderr
 
 
 def test_version_is_the_projects():

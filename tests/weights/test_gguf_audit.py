@@ -99,7 +99,7 @@ def test_two_tensors_for_one_weight_are_found(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize("arch, ours", [("glm4moe", "post_attention_layernorm"), ("gemma2", "post_attention_norm")])
 def test_norm_behind_the_attention_is_no_norm_before_the_mlp(arch: str, ours: str, tmp_path: pathlib.Path) -> None:
     tensors = {"blk.0.post_attention_norm.weight": random(8)} | ({"blk.0.ffn_norm.weight": random(8)} if arch == "gemma2" else {})
-    _, result, _ = weights(write(tmp_path / "m.gguf", arch, tensors), "--all")
+    _, result, _ = weights(write(tmp_path / "m.gguf", arch, tensors))
     names = {w["name"] for w in result["weights"]}
     assert f"model.layers.0.{ours}.weight" in names and len(names) == len(tensors)
     assert not any("as \"" in f["first_bad"]["evidence"][0] for f in result["findings"])

@@ -476,9 +476,9 @@ class Session:
                 self._note(probe.label, "not found", 0, probe.detail)
         for (what, problem), count in self._failures.items():
             self._note(what, "failed", count, problem)
-        problem = self._trace._end()
-        if problem is not None:
-            say(str(problem))
+        lost = self._trace._end()
+        if lost is not None:
+            say(str(lost))
 
     def _after_fork(self) -> None:
         """The child opens a recording of its own: its rank may be another."""
