@@ -284,8 +284,11 @@ std::optional<Explanation> Explain(const Subject& s, const Layer& layer, const L
                        "result used / expected"};
   }
   if (auto why = QuantisedCause(s, layer, right, product, plain)) return why;
-  if (layer.quantised_input && fits(ToArray({layer.x.shape}, layer.input.tensor->values), layer.w)) {
-    return Explanation{fault_class::kPrecision, "fits the input before it was quantised"};
+  if (const Tensor& in = *layer.input.tensor; layer.quantised_input) {
+    auto x = Result<Array>(ToArray({in.n_rows(), in.row_size()}, in.values));
+    if (!layer.input_rows.empty()) x = oracle::TakeRows(*x, layer.input_rows);
+    if (x.ok() && FitsBetter(s, right, product(*x, layer.w)))
+      return Explanation{fault_class::kPrecision, "fits the input before it was quantised"};
   }
   if (layer.w.rows() == layer.w.cols()) {
     Array turned = layer.w;
