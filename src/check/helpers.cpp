@@ -112,7 +112,8 @@ double LargestCode(DType dtype) {
 std::optional<DType> CacheDType(const Capture& capture, const EventInfo& info) {
   const auto text = capture.Text(info, "kv_cache_dtype");
   if (!text) return std::nullopt;
-  const DType dtype = ParseDType(*text == "fp8" || *text == "fp8_e4m3" ? "f8_e4m3fn" : *text);
+  const bool e4m3 = *text == "fp8" || *text == "fp8_e4m3", e2m1 = *text == "nvfp4" || *text == "mxfp4";
+  const DType dtype = e4m3 ? DType::kF8E4M3FN : e2m1 ? DType::kF4E2M1 : ParseDType(*text);
   return dtype == DType::kInvalid ? std::nullopt : std::optional<DType>(dtype);
 }
 

@@ -36,7 +36,8 @@ bool KeysAreEqual(const Capture& capture, const EventInfo& out, uint64_t request
 
 // Largest magnitude of a quantised dtype's codes; 0: its values are plain floats.
 double LargestCode(DType dtype);
-// Metadata kv_cache_dtype, engines' short names included; nothing when it was left out or is not known.
+// Metadata kv_cache_dtype, engines' short names (fp8, nvfp4, mxfp4) included; nothing when it was left out or is not
+// known.
 std::optional<DType> CacheDType(const Capture& capture, const EventInfo& info);
 
 // Address range [first, last) of the event's elements in memory; empty when the address is not known.

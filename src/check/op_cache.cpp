@@ -1,5 +1,6 @@
 // The cache: rows read back after the write, and rows that attention gathers.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -16,6 +17,17 @@ namespace {
 
 using namespace op;
 using oracle::Array;
+
+// Values by which copies are told, with an order: NaN has none as a double, and is equal to itself in a copy.
+std::vector<uint64_t> KeyOf(std::span<const double> values) {
+  std::vector<uint64_t> key;
+  key.reserve(values.size());
+  for (double x : values) {
+    if (x == 0) x = 0;  // either zero
+    key.push_back(std::isnan(x) ? ~uint64_t{0} : std::bit_cast<uint64_t>(x));
+  }
+  return key;
+}
 
 // ---- write ---------------------------------------------------------------------------------------------------------
 
@@ -82,7 +94,9 @@ double HalfStep(DType cache) {
 
 // Scale of each element of a part of the rows written, [rows, heads, width] flat: as declared, else as recorded with a
 // scale a head or a scale a group of each row, else 1. Codes of four bits have scales of their own in every row: where
-// they were not recorded, the largest magnitude of the head says what no scale is beyond.
+// they were not recorded, the largest magnitude of what shares a scale says what none is beyond. NVFP4 has one for 16
+// elements, rounded to e4m3: by a sixteenth and more, of the head. Others may have one for all heads of the row,
+// rounded up to a power of two.
 std::vector<double> ScalesOf(const Subject& s, DType cache, const Input& part, std::string_view letter, int64_t heads) {
   const auto n = static_cast<size_t>(part.tensor->n());
   const std::string key = std::string(letter) + "_scale";
@@ -98,10 +112,16 @@ std::vector<double> ScalesOf(const Subject& s, DType cache, const Input& part, s
   const bool grouped =
       groups > 0 && scale->n() == rows * heads * groups && width % groups == 0 && SameRows(*scale, *part.tensor);
   const bool of_heads = scale != nullptr && scale->rows.empty() && scale->n() == heads;
-  for (int64_t r = 0; r < rows * heads; ++r) {
+  const bool of_blocks = s.Text("kv_cache_dtype", "") == "nvfp4";
+  const auto largest = [&](int64_t begin, int64_t n_elements) {
     double top = 0;
-    for (int64_t c = 0; c < width; ++c)
-      top = std::max(top, std::abs(part.tensor->values[static_cast<size_t>(r * width + c)]));
+    for (int64_t i = begin; i < begin + n_elements; ++i)
+      top = std::max(top, std::abs(part.tensor->values[static_cast<size_t>(i)]));
+    return top;
+  };
+  for (int64_t r = 0; r < rows * heads; ++r) {
+    const double beyond =
+        of_blocks ? 1.125 * largest(r * width, width) : 2 * largest(r / heads * heads * width, heads * width);
     for (int64_t c = 0; c < width; ++c) {
       double& to = out[static_cast<size_t>(r * width + c)];
       if (grouped)
@@ -109,7 +129,7 @@ std::vector<double> ScalesOf(const Subject& s, DType cache, const Input& part, s
       else if (of_heads)
         to = std::abs(scale->values[static_cast<size_t>(r % heads)]);
       else if (cache == DType::kF4E2M1)
-        to = 1.125 * top / LargestCode(cache);  // a scale may be rounded up by a sixteenth and more
+        to = beyond / LargestCode(cache);
     }
   }
   return out;
@@ -229,14 +249,13 @@ void JudgeWrite(Subject& s) {
   if (!why) {
     if (const TensorPtr storage = StorageOf(s, s.info())) {
       const int64_t width = right->value.cols();
-      std::set<std::vector<double>> stored;
+      std::set<std::vector<uint64_t>> stored;
       // Rows may begin at any multiple of the width.
       for (int64_t at = 0; at + width <= storage->n(); at += width)
-        stored.emplace(storage->values.begin() + at, storage->values.begin() + at + width);
+        stored.insert(KeyOf(std::span(storage->values).subspan(static_cast<size_t>(at), static_cast<size_t>(width))));
       bool all = true;
       for (int64_t r = 0; r < right->value.rows() && all; ++r) {
-        const auto row = right->value.row(r);
-        all = stored.contains(std::vector<double>(row.begin(), row.end()));
+        all = stored.contains(KeyOf(right->value.row(r)));
       }
       if (all)
         why = Explanation{fault_class::kStride,
@@ -366,18 +385,18 @@ bool OtherHeadOrder(const Array& have, const Array& due, std::span<const char> j
   if (have.rank() != 3 || have.shape[1] < 2 || have.shape[2] < 4) return false;
   const int64_t heads = have.shape[1], d = have.shape[2];
   const auto head = [&](const Array& a, int64_t i) {
-    return std::vector<double>(a.values.begin() + i * d, a.values.begin() + (i + 1) * d);
+    return KeyOf(std::span(a.values).subspan(static_cast<size_t>(i * d), static_cast<size_t>(d)));
   };
-  std::set<std::vector<double>> written;
+  std::set<std::vector<uint64_t>> written;
   for (int64_t i = 0; i < due.shape[0] * heads; ++i) {
     if (judged[static_cast<size_t>(i / heads)]) written.insert(head(due, i));
   }
   int64_t moved = 0;
   for (int64_t r : wrong) {
     for (int64_t h = 0; h < heads; ++h) {
-      const std::vector<double> x = head(have, r * heads + h);
+      const std::vector<uint64_t> x = head(have, r * heads + h);
       if (!written.contains(x)) return false;
-      const bool one_value = std::all_of(x.begin(), x.end(), [&](double v) { return v == x[0]; });
+      const bool one_value = std::all_of(x.begin(), x.end(), [&](uint64_t v) { return v == x[0]; });
       moved += !one_value && x != head(due, r * heads + h);
     }
   }
@@ -426,8 +445,7 @@ void JudgeRead(Subject& s) {
       s.LeaveOut(r);
       continue;
     }
-    const auto row = s.tensor()->row(r);
-    const std::vector<double> have(row.begin(), row.end());
+    const std::vector<uint64_t> have = KeyOf(s.tensor()->row(r));
     // A request that took blocks over reads what another one with the same first tokens wrote.
     bool known = false, right = false;
     // With token ids recorded, a row may also come from any request with the same tokens up to that position (shared
@@ -446,7 +464,7 @@ void JudgeRead(Subject& s) {
       auto want = LastRow(s, names, owner, id.position);
       if (!want) continue;
       const std::vector<double> own = cut(std::move(*want));
-      right = right || own == have;
+      right = right || KeyOf(own) == have;
       if (!known && own.size() == have.size())
         std::copy(own.begin(), own.end(), due.value.values.begin() + r * s.tensor()->row_size());
       known = true;
@@ -461,8 +479,7 @@ void JudgeRead(Subject& s) {
   if (judged == 0) return Missing(s, names[0] + " of the rows read");
   if (wrong.empty()) return s.report().Right(s.info().id);
   // Whose row is it?
-  const auto first = s.tensor()->row(wrong[0]);
-  const std::vector<double> have(first.begin(), first.end());
+  const std::vector<uint64_t> have = KeyOf(s.tensor()->row(wrong[0]));
   std::vector<uint64_t> everyone = keys;
   for (const RowId& id : s.tensor()->rows) everyone.push_back(id.request);
   for (uint64_t request : everyone) {
@@ -470,7 +487,7 @@ void JudgeRead(Subject& s) {
     if (!rows.ok() || !found.empty()) continue;
     for (int64_t p : rows->positions) {
       auto row = LastRow(s, names, request, p);
-      if (row && cut(std::move(*row)) == have) {
+      if (row && KeyOf(cut(std::move(*row))) == have) {
         char text[120];
         std::snprintf(text, sizeof text, "; the first one is the row of request %016llx at position %lld",
                       static_cast<unsigned long long>(request), static_cast<long long>(p));

@@ -169,10 +169,11 @@ TEST(QuantisedPlaces, GroupsOfAnActivationsRowsAreKnownByBothNames) {
 
 constexpr int64_t kTokens = 16, kHeads = 2, kWidth = 32, kBlock = 16, kBlocks = kWidth / kBlock;
 
-enum class Fault { kNone, kHalved, kScalesMoved, kHeadsMoved };
+enum class Fault { kNone, kPowersOfTwo, kHalved, kScalesMoved, kHeadsMoved };
 
-// Values written through e2m1 codes with a scale for 16 of them; read back in the next step.
-CheckResult FourBit(Fault fault, bool scales_recorded) {
+// Values written through e2m1 codes with a scale for 16 of them; read back in the next step. Right with kPowersOfTwo:
+// one scale for the heads of a row, rounded up to a power of two.
+CheckResult FourBit(Fault fault, bool scales_recorded, std::string_view format = "f4_e2m1") {
   SmallTrace t;
   const uint64_t a = t.Request(std::vector<int64_t>(static_cast<size_t>(kTokens), 1));
   std::vector<float> v = Noise(kTokens * kHeads * kWidth, 4), size = Noise(kTokens * kHeads * kBlocks, 5), code, scale;
@@ -182,6 +183,11 @@ CheckResult FourBit(Fault fault, bool scales_recorded) {
     float top = 0;
     for (size_t i = g * kBlock; i < (g + 1) * kBlock; ++i) top = std::max(top, std::abs(v[i]));
     scale.push_back(top / 6);
+    if (fault == Fault::kPowersOfTwo) {
+      const auto row = v.begin() + static_cast<int64_t>(g) / (kHeads * kBlocks) * kHeads * kWidth;
+      std::for_each(row, row + kHeads * kWidth, [&](float x) { top = std::max(top, std::abs(x)); });
+      scale.back() = std::exp2(std::ceil(std::log2(top / 6)));
+    }
     for (size_t i = g * kBlock; i < (g + 1) * kBlock; ++i) {
       float best = 0;
       for (float c : kValues) {
@@ -207,13 +213,19 @@ CheckResult FourBit(Fault fault, bool scales_recorded) {
   t.Record("layers.0.attn.k", "T Hkv d", {kTokens, kHeads, kWidth}, v, {.rows = rows});
   if (scales_recorded) t.Record("layers.0.attn.k_scale", "T Hkv g", {kTokens, kHeads, kBlocks}, scale, {.rows = rows});
   t.Record("layers.0.attn.kv_write", "T Hkv d", {kTokens, kHeads, kWidth}, written,
-           {.rows = rows, .meta = {{"kv_cache_dtype", "f4_e2m1"}}});
+           {.rows = rows, .meta = {{"kv_cache_dtype", format}}});
   t.Record("layers.0.attn.k_read", "T Hkv d", {kTokens, kHeads, kWidth}, read, {.rows = rows, .step = 1});
-  return Judge(t, {fault == Fault::kNone || fault == Fault::kHalved ? "cache-write" : "cache-read"});
+  const bool read_wrong = fault == Fault::kScalesMoved || fault == Fault::kHeadsMoved;
+  return Judge(t, {read_wrong ? "cache-read" : "cache-write"});
 }
 TEST(FourBitCache, RightRowsAreRuledOutWithScalesAndWithout) {
   EXPECT_RULED_OUT(FourBit(Fault::kNone, true));
   EXPECT_RULED_OUT(FourBit(Fault::kNone, false));
+  EXPECT_RULED_OUT(FourBit(Fault::kNone, false, "nvfp4"));
+}
+TEST(FourBitCache, PowersOfTwoForAWholeRowAreRight) { EXPECT_RULED_OUT(FourBit(Fault::kPowersOfTwo, false)); }
+TEST(FourBitCache, RowsOfHalfTheScaleAreFoundWithoutTheScales) {
+  EXPECT_FIRST(FourBit(Fault::kHalved, false), "layers.0.attn.kv_write", "KV-SCALE");
 }
 TEST(FourBitCache, RowsOfHalfTheScaleAreNamed) {
   const CheckResult r = FourBit(Fault::kHalved, true);
