@@ -15,11 +15,12 @@ One process writes one file; what was recorded survives a killed process. The fi
 settings those of docs/settings.md; docs/python.md has the rest.
 """
 
+from ._arguments import Run, request_key
 from ._diff import Coverage, DiffResult, Finding, NearTie, SiteComparison, diff
 from ._errors import BadInputError, Error, InternalError, MachineError, UsageError
 from ._events import CoverageNote, Damage, Event, Events, Process, Request, Segment, Site, open
 from ._settings import settings
-from ._trace import BEFORE_INPLACE, IN_GRAPH, AssayWarning, Drops, Run, Trace, current, record, request_key, trace
+from ._trace import BEFORE_INPLACE, IN_GRAPH, AssayWarning, Drops, Trace, current, record, trace
 
 __all__ = [
     "BEFORE_INPLACE",

@@ -293,6 +293,11 @@ def c_text(what: str, text: str) -> bytes:
     return encoded
 
 
+def printable_text(text: str) -> bytes:
+    """As c_text() for what comes from anywhere: what C does not take is written in escapes."""
+    return text.encode(errors="backslashreplace").replace(b"\0", b"\\0")
+
+
 def strings(values: list[str]) -> Any:
     """An array of C strings; keep it alive during the call."""
     return (c_char_p * len(values))(*[c_text("the setting", v) for v in values])

@@ -15,10 +15,11 @@ from threading import get_ident
 from typing import Any
 
 from . import _fast_call, _library
+from ._arguments import Run
 from ._dtypes import BITS, dtype_number, phase_number
 from ._errors import UsageError
 from ._tensor import on_device, torch_dtype_number
-from ._trace import Run, Trace
+from ._trace import Trace
 
 # Shape or strides in elements.
 Extents = tuple[int, ...]

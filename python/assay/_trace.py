@@ -17,9 +17,10 @@ from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
 from . import _library
-from ._dtypes import BITS, NAMES, dtype_number, phase_number
+from ._arguments import Run, check_width, fill_rows, integers, read_runs, reinterpreted
+from ._dtypes import dtype_number, phase_number
 from ._errors import Error, MachineError, UsageError
-from ._library import c_text
+from ._library import c_text, printable_text
 from ._settings import NO_ENVIRONMENT, Value, assignments, settings
 from ._tensor import locate
 
@@ -35,22 +36,6 @@ class AssayWarning(UserWarning):
     """An observation that could not be recorded, once a site and reason (``errors="warn"``)."""
 
 
-class Run(NamedTuple):
-    """``n_rows`` consecutive rows of a tensor, of one request, at consecutive positions.
-
-    ``request`` is a key of request_key(), 0 when not known; ``first_row`` counts along the row axis;
-    ``first_position`` counts tokens from 0 at the first prompt token; padding rows belong to no request.
-
-    Rows and positions are 64-bit numbers from 0 on; UsageError where a run reaches outside the tensor.
-    """
-
-    request: int
-    first_row: int
-    n_rows: int
-    first_position: int = 0
-    padding: bool = False
-
-
 class Drops(NamedTuple):
     """Observations that did not reach the trace, by reason; ``recorded`` for comparison.
 
@@ -63,58 +48,6 @@ class Drops(NamedTuple):
     payload_budget: int
     internal: int
     recorded: int
-
-
-def request_key(tokens: Sequence[int] | Any, ordinal: int = 0) -> int:
-    """The key of a request: a hash of its prompt's token ids (ints, or an integer array) and its ordinal among equal
-    prompts of the run. Never 0; the same in every engine.
-
-    Raises UsageError for a token id of more than 64 bits, TypeError for one that is no integer.
-    """
-    array, count, _keep = _integers(tokens, c_int64)
-    return int(_library.host().assay_request_key(array, count, ordinal))
-
-
-def _integers(values: Any, kind: Any) -> tuple[Any, int, object]:
-    """A C array of 64-bit integers: the memory of a contiguous 64-bit array, else a copy."""
-    if hasattr(values, "__array_interface__") or hasattr(values, "data_ptr"):
-        where = locate(values)
-        if len(where.shape) != 1:
-            raise UsageError(f"expected a row of integers, got an array of shape {where.shape}")
-        own = "u64" if kind is c_uint64 else "i64"
-        same = NAMES[where.dtype] == own or (own == "u64" and NAMES[where.dtype] == "i64")  # keys, signed: as below
-        if same and where.strides in (None, (1,)):
-            return c_void_p(where.data + 8 * where.offset), where.shape[0], where
-        values = values.tolist()
-    values = list(values)
-    mask = (1 << 64) - 1 if kind is c_uint64 else -1  # keys above 2^63 come back from signed arrays as negative
-    low, high = (-(1 << 63), (1 << 64) - 1) if kind is c_uint64 else (-(1 << 63), (1 << 63) - 1)
-    numbers = [index(v) for v in values]  # a float is refused, not cut
-    for number in numbers:
-        if not low <= number <= high:
-            raise UsageError(f"{number} does not fit; expected {low} to {high}")
-    array = (kind * len(numbers))(*[n & mask for n in numbers])
-    return ctypes.cast(array, c_void_p), len(numbers), array
-
-
-def _printable(text: str) -> bytes:
-    return text.encode(errors="backslashreplace").replace(b"\0", b"\\0")
-
-
-def _check_width(field: str, value: Any, low: int, bits: int) -> None:
-    """ctypes cuts a number that its C field does not hold; what the number may mean is checked in C."""
-    if not low <= index(value) < 1 << bits:
-        raise UsageError(f"{field}={value!r} does not fit; expected {low} to 2^{bits} - 1")
-
-
-def _read_runs(runs: Sequence[Run | tuple[int, ...]]) -> list[Run]:
-    """Lengths and positions are checked for their width alone: ctypes would cut them in silence."""
-    read = [Run(*run) for run in runs]
-    for number, run in enumerate(read):
-        _check_width(f"runs[{number}].request", run.request, -(1 << 63), 64)
-        for field in ("first_row", "n_rows", "first_position"):
-            _check_width(f"runs[{number}].{field}", getattr(run, field), -(1 << 63), 63)
-    return read
 
 
 class Trace:
@@ -272,41 +205,41 @@ class Trace:
             event.offset = where.offset
             event.dtype = where.dtype
             if dtype is not None:
-                event.dtype = _reinterpreted(where.dtype, dtype)
+                event.dtype = reinterpreted(where.dtype, dtype)
             if step is not None:
-                _check_width("step", step, -(1 << 63), 63)
+                check_width("step", step, -(1 << 63), 63)
                 event.step = step
             if rank is not None:
-                _check_width("rank", rank, -(1 << 31), 31)
+                check_width("rank", rank, -(1 << 31), 31)
                 event.rank = rank
             if phase:
                 event.phase = phase_number(phase)
             if flags:
-                _check_width("flags", flags, 0, 32)
+                check_width("flags", flags, 0, 32)
                 event.flags = flags
             if stream:
-                _check_width("stream", stream, 0, 64)
+                check_width("stream", stream, 0, 64)
                 event.stream = stream
             if compute_dtype is not None:
                 event.compute_dtype = dtype_number(compute_dtype)
             if row_axis is not None:
-                _check_width("row_axis", row_axis, -(1 << 31), 31)
+                check_width("row_axis", row_axis, -(1 << 31), 31)
                 event.row_axis = row_axis
             if head_axis is not None:
-                _check_width("head_axis", head_axis, -(1 << 31), 31)
+                check_width("head_axis", head_axis, -(1 << 31), 31)
                 event.head_axis = head_axis
             if shard_count != 1 or shard_full_cols or shard_col_offset:
-                _check_width("shard_index", shard_index, -(1 << 31), 31)
-                _check_width("shard_count", shard_count, -(1 << 31), 31)
-                _check_width("shard_col_offset", shard_col_offset, -(1 << 63), 63)
-                _check_width("shard_full_cols", shard_full_cols, -(1 << 63), 63)
+                check_width("shard_index", shard_index, -(1 << 31), 31)
+                check_width("shard_count", shard_count, -(1 << 31), 31)
+                check_width("shard_col_offset", shard_col_offset, -(1 << 63), 63)
+                check_width("shard_full_cols", shard_full_cols, -(1 << 63), 63)
                 event.shard_index, event.shard_count = shard_index, shard_count
                 event.shard_col_offset, event.shard_full_cols = shard_col_offset, shard_full_cols
             keep: list[object] = [where]
             if runs is not None:
                 event.runs, event.n_runs = self._row_runs(runs), len(runs)
             if row_requests is not None or row_positions is not None:
-                self._rows(event, where.shape, row_requests, row_positions, keep)
+                fill_rows(event, where.shape, row_requests, row_positions, keep)
             if meta:
                 event.meta, event.n_meta = _library.pairs(dict(meta)), len(meta)
             error = _library.CError()
@@ -347,31 +280,10 @@ class Trace:
         """The C array of runs. That of a tuple is kept for the next tensor of the same step."""
         known, array = self._last_runs
         if known is not runs or not isinstance(runs, tuple):
-            array = (_library.CRowRun * len(runs))(*[_library.CRowRun(*run) for run in _read_runs(runs)])
+            array = (_library.CRowRun * len(runs))(*[_library.CRowRun(*run) for run in read_runs(runs)])
             if isinstance(runs, tuple):
                 self._last_runs = (runs, array)
         return array
-
-    @staticmethod
-    def _rows(event: Any, shape: tuple[int, ...], requests: Any, positions: Any, keep: list[object]) -> None:
-        """Fills in one entry a row. A single key stands for all rows, which are then as many as the positions, or
-        as the row axis (axis 0 unless given) has.
-        """
-        count = None
-        if positions is not None:
-            event.row_positions, count, kept = _integers(positions, c_int64)
-            keep.append(kept)
-        if requests is not None:
-            if isinstance(requests, int):
-                if count is None:
-                    count = shape[max(event.row_axis, 0)] if shape else 0
-                requests = [requests] * count
-            event.row_requests, n, kept = _integers(requests, c_uint64)
-            keep.append(kept)
-            if count is not None and count != n:
-                raise UsageError(f"{n} row_requests with {count} row_positions")
-            count = n
-        event.n_rows = count or 0
 
     def _refuse(
         self, name: Any, problem: Error, cause: BaseException | None = None, *, counted: bool = False
@@ -389,7 +301,7 @@ class Trace:
     def request(self, tokens: Sequence[int] | Any, ordinal: int = 0, *, engine_id: str | None = None) -> int:
         """Announces a request by its prompt's token ids and returns its key. The ids themselves are stored only with
         ASSAY_TOKENS=on or at level payload."""
-        array, count, _keep = _integers(tokens, c_int64)
+        array, count, _keep = integers(tokens, c_int64)
         info = _library.CRequest(
             struct_size=ctypes.sizeof(_library.CRequest),
             tokens=array,
@@ -506,7 +418,7 @@ class Trace:
                 if count == 0:
                     continue  # the library notes its own
                 try:
-                    self._call("assay_coverage", _printable(name), b"dropped", count, _printable(reason))
+                    self._call("assay_coverage", printable_text(name), b"dropped", count, printable_text(reason))
                 except Error as refused:
                     problem = problem or refused
             self._closed = True
@@ -548,14 +460,6 @@ class Trace:
 _open_traces: list[Trace] = []
 _close_lock = threading.Lock()
 _environment_tried = False
-
-
-def _reinterpreted(own: int, dtype: object) -> int:
-    """The number of the dtype that the caller gives; UsageError when an element would have another size."""
-    number = dtype_number(dtype)
-    if BITS[number] != BITS[own]:
-        raise UsageError(f"dtype={dtype!r} has {BITS[number]} bits, the tensor's {NAMES[own]} has {BITS[own]}")
-    return number
 
 
 def trace(

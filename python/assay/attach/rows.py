@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from ctypes import addressof, c_uint64, sizeof
 from itertools import chain
 
+from .._arguments import Run
 from .._dtypes import phase_number
 from .._fast_call import CRows, CStep
 from .._library import CRowRun
 from .._prepared import Rows as PreparedRows
-from .._trace import Run
 
 _lock = threading.RLock()  # what has an address is made once
 

@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from ..._arguments import Run
 from ..._prepared import Rows
-from ..._trace import Run
 
 
 class Batch:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ..._trace import request_key
+from ..._arguments import request_key
 
 if TYPE_CHECKING:
     from .. import Call, Session
