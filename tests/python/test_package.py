@@ -58,6 +58,24 @@ def test_missing_library_says_where_it_looked(tmp_path):
     assert said in done.stderr
 
 
+def test_a_wrong_ASSAY_LIBRARY_is_named(tmp_path):
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken/libassay.so").write_text("no library")
+    (tmp_path / "other").mkdir()
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    libc = next(line.split()[-1] for line in maps if "libc.so" in line)
+    (tmp_path / "other/libassay.so").symlink_to(libc)
+    for folder, problem in (("absent", "not found at"), ("broken", "cannot load"), ("other", "of another version")):
+        named = tmp_path / folder
+        environment = {**os.environ, "PYTHONPATH": str(Path(assay.__file__).parents[1]), "ASSAY_LIBRARY": str(named)}
+        done = subprocess.run(
+            [sys.executable, "-c", "import assay\nassay.version()"], capture_output=True, text=True, env=environment
+        )
+        last = done.stderr.splitlines()[-1]
+        assert "MachineError" in last and problem in last, done.stderr
+        assert f"ASSAY_LIBRARY={named} says to look there" in last
+
+
 def test_version_is_the_projects():
     version = re.search(r'ASSAY_VERSION "(.*)"', (ROOT / "src/base/version.h").read_text())
     assert version and assay.version() == version.group(1)
