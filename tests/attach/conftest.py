@@ -14,7 +14,8 @@ BUILD = Path(os.environ.get("ASSAY_LIBRARY", ROOT / "build"))
 for variable in [n for n in os.environ if n == "ASSAY" or (n.startswith("ASSAY_") and n != "ASSAY_LIBRARY")]:
     del os.environ[variable]  # no setting from outside
 os.environ.setdefault("ASSAY_LIBRARY", str(BUILD))
-sys.path.insert(0, str(ROOT / "python"))
+for place in (ROOT / "python", ROOT / "tests/common"):
+    sys.path.insert(0, str(place))
 
 
 class Outcome:
@@ -72,3 +73,18 @@ def run_in():
 def run(run_in, tmp_path):
     """run({"main.py": text, ...}, "--probes", "...") runs main.py attached, in a folder of its own."""
     return functools.partial(run_in, tmp_path)
+
+
+@pytest.fixture
+def session(tmp_path, monkeypatch):
+    """A session of this process that records into its `folder`, where torch has what the built-in function needs."""
+    from assay.attach.session import Session
+    from two_ways import needs_fast_call
+
+    needs_fast_call()
+    monkeypatch.setenv("ASSAY", "all")
+    monkeypatch.setenv("ASSAY_DIR", str(tmp_path / "trace"))
+    session = Session()
+    session.folder = tmp_path / "trace"
+    yield session
+    session.finish()

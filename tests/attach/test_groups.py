@@ -3,25 +3,13 @@
 import assay
 import pytest
 import torch
-from assay import Run, _fast_call
+from assay import Run
 from assay.attach.groups import MAX_LEARNED, Group
 from assay.attach.rows import Rows
 from assay.attach.session import Session
+from two_ways import check_segments
 
-EXACT = ["count", "zero", "nan", "digest", "min", "max", "abs_max", "abs_max_index", "sum", "sum_sq"]
 RUNS = [Run(7, 0, 2, 62), Run(2**63 + 9, 2, 1, 5)]
-
-
-@pytest.fixture
-def session(tmp_path, monkeypatch):
-    if _fast_call.functions() is None:
-        pytest.skip("this torch has no C exchange API of DLPack")
-    monkeypatch.setenv("ASSAY", "all")
-    monkeypatch.setenv("ASSAY_DIR", str(tmp_path / "trace"))
-    session = Session()
-    session.folder = tmp_path / "trace"
-    yield session
-    session.finish()
 
 
 def rows_of(step, runs=RUNS):
@@ -59,10 +47,7 @@ def check_like(got, expected, one_row=False):
     for field in (*fields, "site", "shape", "dtype", "compute_dtype", "storage_offset", "step", "phase", "meta"):
         assert getattr(got, field) == getattr(expected, field), (got.site, field)
     assert got.strides[one_row:] == expected.strides[one_row:]
-    assert len(got.segments) == len(expected.segments)
-    for a, b in zip(got.segments, expected.segments):
-        assert (a.request, a.first_position, a.first_row, a.n_rows) == (b.request, b.first_position, b.first_row, b.n_rows)
-        assert all(getattr(a, field) == getattr(b, field) for field in EXACT), got.site
+    check_segments(got, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

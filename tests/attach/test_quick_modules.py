@@ -13,9 +13,7 @@ from assay.attach import modules as attached_modules
 from assay.attach import selectors
 from assay.attach.defaults import Outputs, observe_modules
 from assay.attach.rows import Rows
-from assay.attach.session import Session
-
-EXACT = ["count", "zero", "nan", "digest", "min", "max", "abs_max", "abs_max_index", "sum", "sum_sq"]
+from two_ways import Meanwhile, check_segments
 
 
 class Gives(torch.nn.Module):
@@ -47,18 +45,6 @@ RESULTS = {
 }
 
 
-@pytest.fixture
-def session(tmp_path, monkeypatch):
-    if _fast_call.functions() is None:
-        pytest.skip("this torch has no C exchange API of DLPack")
-    monkeypatch.setenv("ASSAY", "all")
-    monkeypatch.setenv("ASSAY_DIR", str(tmp_path / "trace"))
-    session = Session()
-    session.folder = tmp_path / "trace"
-    yield session
-    session.finish()
-
-
 def inputs(n):
     torch.manual_seed(5)
     return [torch.randn(3, 16) for _ in range(n)]
@@ -83,10 +69,7 @@ def check_like(got, expected):
     assert (got.site, got.shape, got.strides, got.dtype) == (expected.site, expected.shape, expected.strides, expected.dtype)
     assert got.storage_offset == expected.storage_offset
     assert (got.step, got.phase) == (expected.step, expected.phase)
-    assert len(got.segments) == len(expected.segments)
-    for a, b in zip(got.segments, expected.segments):
-        for field in EXACT:
-            assert getattr(a, field) == getattr(b, field), field
+    check_segments(got, expected)
 
 
 @pytest.mark.parametrize("kind", RESULTS)
@@ -196,20 +179,6 @@ def test_what_a_callback_calls_is_not_observed(session):
     other(torch.ones(2))
     module(torch.ones(2))
     assert len(events(session)) == 4 and quick_calls(watched) == 3
-
-
-class Meanwhile(torch.overrides.TorchFunctionMode):
-    """Does something while a tensor is asked for its offset, as another thread may."""
-
-    def __init__(self, then):
-        super().__init__()
-        self.then = then
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function is torch.Tensor.storage_offset and self.then is not None:
-            then, self.then = self.then, None
-            then()
-        return function(*args, **(kwargs or {}))
 
 
 def test_a_member_that_is_taken_out_while_it_is_asked_is_not_recorded_quickly(session):

@@ -10,7 +10,8 @@ ROOT = Path(__file__).resolve().parents[2]
 for name in [n for n in os.environ if n == "ASSAY" or (n.startswith("ASSAY_") and n != "ASSAY_LIBRARY")]:
     del os.environ[name]  # no setting from outside
 os.environ.setdefault("ASSAY_LIBRARY", str(ROOT / "build"))
-sys.path.insert(0, str(ROOT / "python"))
+for place in (ROOT / "python", ROOT / "tests/common"):
+    sys.path.insert(0, str(place))
 
 
 @pytest.fixture

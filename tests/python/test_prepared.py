@@ -5,15 +5,8 @@ import threading
 import assay
 import pytest
 import torch
-from assay import _fast_call
 from assay._prepared import PreparedSite, Rows
-
-EXACT = ["count", "zero", "nan", "digest", "min", "max", "abs_max", "abs_max_index", "sum", "sum_sq"]
-
-
-def needs_fast_call():
-    if _fast_call.functions() is None:
-        pytest.skip("this torch has no C exchange API of DLPack")
+from two_ways import Meanwhile, check_segments, needs_fast_call
 
 
 def spied(site, calls):
@@ -37,12 +30,7 @@ def tensors(dtype):
 def check_like(got, expected):
     assert got.shape == expected.shape and got.strides == expected.strides and got.dtype == expected.dtype
     assert got.base_address == expected.base_address and got.storage_offset == expected.storage_offset
-    assert len(got.segments) == len(expected.segments)
-    for a, b in zip(got.segments, expected.segments):
-        for field in EXACT:
-            assert getattr(a, field) == getattr(b, field), field
-        assert (a.request, a.first_position, a.n_rows) == (b.request, b.first_position, b.n_rows)
-        assert a.row_l2 == b.row_l2 and a.head_l2 == b.head_l2
+    check_segments(got, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -192,20 +180,6 @@ def test_threads_with_other_layouts_share_a_site(trace_dir, fold):
     for event in events:
         n = event.shape[0]
         assert sum(s.sum for s in event.segments) == n * n * 8
-
-
-class Meanwhile(torch.overrides.TorchFunctionMode):
-    """Does something while a tensor is asked for its offset, as another thread may."""
-
-    def __init__(self, then):
-        super().__init__()
-        self.then = then
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function is torch.Tensor.storage_offset and self.then is not None:
-            then, self.then = self.then, None
-            then()
-        return function(*args, **(kwargs or {}))
 
 
 def test_a_layout_that_is_learned_while_a_tensor_is_asked_is_not_the_tensors(trace_dir):
