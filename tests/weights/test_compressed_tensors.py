@@ -111,26 +111,25 @@ def test_nvfp4_pack_quantized(tmp_path: pathlib.Path) -> None:
     np.testing.assert_allclose(got, want, rtol=2.0**-7)
 
 
-def test_mxfp4_pack_quantized(tmp_path: pathlib.Path) -> None:
-    weight = torch.randn(16, 64, generator=torch.Generator().manual_seed(10))
-    scale = 2.0 ** torch.floor(torch.log2(weight.reshape(16, 2, 32).abs().amax(-1) / 6))
-    args = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
-    got, want = compressed("mxfp4-pack-quantized", args, {"weight": weight, "weight_scale": scale}, tmp_path)
-    np.testing.assert_array_equal(got, want)
+def mx_parts(largest: int, seed: int) -> dict[str, torch.Tensor]:
+    """A weight and its scales, powers of two for every 32 columns; largest: the number that a format has."""
+    weight = torch.randn(16, 64, generator=torch.Generator().manual_seed(seed))
+    return {"weight": weight, "weight_scale": 2.0 ** torch.floor(torch.log2(weight.reshape(16, 2, 32).abs().amax(-1) / largest))}
 
 
-def test_mxfp8_quantized(tmp_path: pathlib.Path) -> None:
-    weight = torch.randn(16, 64, generator=torch.Generator().manual_seed(11))
-    scale = 2.0 ** torch.floor(torch.log2(weight.reshape(16, 2, 32).abs().amax(-1) / 448))
-    args = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
-    got, want = compressed("mxfp8-quantized", args, {"weight": weight, "weight_scale": scale}, tmp_path)
+def mx_args(num_bits: int) -> dict[str, Any]:
+    return {"num_bits": num_bits, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
+
+
+@pytest.mark.parametrize(
+    ("form", "num_bits", "largest", "seed"), [("mxfp4-pack-quantized", 4, 6, 10), ("mxfp8-quantized", 8, 448, 11)]
+)
+def test_mx_formats(form: str, num_bits: int, largest: int, seed: int, tmp_path: pathlib.Path) -> None:
+    got, want = compressed(form, mx_args(num_bits), mx_parts(largest, seed), tmp_path)
     np.testing.assert_array_equal(got, want)
 
 
 def test_six_bits_are_said_not_to_be_decoded(tmp_path: pathlib.Path) -> None:
-    weight = torch.randn(16, 64, generator=torch.Generator().manual_seed(12))
-    scale = 2.0 ** torch.floor(torch.log2(weight.reshape(16, 2, 32).abs().amax(-1) / 28))
-    args = {"num_bits": 6, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
-    stored("mxfp6-pack-quantized", args, {"weight": weight, "weight_scale": scale}, tmp_path / "model")
+    stored("mxfp6-pack-quantized", mx_args(6), mx_parts(28, 12), tmp_path / "model")
     code, _, error = audit(tmp_path / "model")
     assert code == 3 and "mxfp6 is not decoded" in error
