@@ -7,10 +7,12 @@
 
 #include "check/check.h"
 #include "small_trace.h"
+#include "verdicts.h"
 
 namespace assay {
 namespace {
 
+using testing::Judge;
 using testing::Noise;
 using testing::Put;
 using testing::SmallTrace;
@@ -42,10 +44,7 @@ CheckResult Product(const char* site, double factor, size_t first, size_t last,
   t.Record(head ? "final_norm" : "layers.0.mlp.act", head ? "T h" : "T f", {kRows, kIn}, x, put);
   put.meta = std::move(meta);
   t.Record(site, head ? "T vocab" : "T h", {kRows, kOut}, y, put);
-  const auto capture = t.Open();
-  auto result = RunChecks(*capture, {.only = {"linear"}});
-  EXPECT_TRUE(result.ok()) << result.status().message();
-  return std::move(result).value();
+  return Judge(t, {"linear"});
 }
 
 std::string Ledger(const CheckResult& r) {
@@ -108,10 +107,7 @@ CheckResult Attention(double factor) {
   t.Record("layers.0.attn.k", "T Hkv d", {rows, 1, d}, k, put);
   t.Record("layers.0.attn.v", "T Hkv dv", {rows, 1, d}, v, put);
   t.Record("layers.0.attn.out", "T H dv", {rows, heads, d}, out, put);
-  const auto capture = t.Open();
-  auto result = RunChecks(*capture, {.only = {"attention"}});
-  EXPECT_TRUE(result.ok()) << result.status().message();
-  return std::move(result).value();
+  return Judge(t, {"attention"});
 }
 
 TEST(LargeResults, AttentionSaysWhichQueriesWereSampled) {
@@ -164,10 +160,7 @@ CheckResult Chunk(int64_t n, bool from_pool) {
   t.Record("layers.0.attn.k_cache", "S Hkv d", {8300, 1, d}, Values(pool, 0.25F), {.step = 1});
   t.Record("layers.0.attn.v_cache", "S Hkv dv", {8300, 1, d}, slots, {.step = 1});
   t.Record("layers.0.attn.out", "T H dv", {all, heads, d}, out, put);
-  const auto capture = t.Open();
-  auto result = RunChecks(*capture, {.only = {"attention"}});
-  EXPECT_TRUE(result.ok()) << result.status().message();
-  return std::move(result).value();
+  return Judge(t, {"attention"});
 }
 
 TEST(LargeResults, CausesCountFromTheFirstRowOfTheStepAndNotOfTheSample) {
@@ -202,10 +195,7 @@ CheckResult Scores(float factor) {
   t.Record("layers.0.attn.k", "T Hkv d", {rows, 1, d}, k, put);
   put.meta = {{"softmax_scale", "0.0625"}};
   t.Record("layers.0.attn.scores", "T H S", {rows, heads, rows}, scores, put);
-  const auto capture = t.Open();
-  auto result = RunChecks(*capture, {.only = {"attention"}});
-  EXPECT_TRUE(result.ok()) << result.status().message();
-  return std::move(result).value();
+  return Judge(t, {"attention"});
 }
 
 TEST(LargeResults, ScoresSayWhichQueriesWereSampled) {

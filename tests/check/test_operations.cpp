@@ -9,10 +9,12 @@
 
 #include "check/check.h"
 #include "small_trace.h"
+#include "verdicts.h"
 
 namespace assay {
 namespace {
 
+using testing::Judge;
 using testing::Noise;
 using testing::Put;
 using testing::SmallTrace;
@@ -393,10 +395,7 @@ class OperationCheck : public ::testing::TestWithParam<Operation> {
   static CheckResult Judged(bool bad) {
     SmallTrace t;
     GetParam().record(t, bad);
-    const auto capture = t.Open();
-    auto result = RunChecks(*capture, {.only = {GetParam().check}});
-    EXPECT_TRUE(result.ok()) << result.status().message();
-    return std::move(result).value();
+    return Judge(t, {GetParam().check});
   }
 };
 
