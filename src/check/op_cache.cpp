@@ -184,6 +184,7 @@ void JudgeWrite(Subject& s) {
   };
   auto right = write.Run();
   if (!right.ok()) return s.report().Missing(right.status().message(), "record attn.k and attn.v of the same rows");
+  if (!IsComparable(s, *right)) return;
   oracle::Precision p;
   // No sum is formed, so there is no accumulator: the store alone counts.
   p.accum = 0;

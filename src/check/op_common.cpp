@@ -142,6 +142,12 @@ double Allowed(const oracle::Computed& right, int64_t i, const oracle::Precision
   return bound + precision.store * (std::abs(right.value[i]) + bound);
 }
 
+bool IsComparable(const Subject& subject, const oracle::Computed& right) {
+  if (right.value.size() == subject.actual().size()) return true;
+  subject.report().Missing(subject.info().name + ": its operands give another shape", "record operands of equal rows");
+  return false;
+}
+
 Difference Differ(const Subject& subject, const oracle::Computed& right, double slack) {
   return Differ(subject.actual(), right, subject.precision(), subject.judged(), slack, subject.one_store);
 }

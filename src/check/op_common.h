@@ -94,6 +94,9 @@ struct Difference {
 Difference Differ(const oracle::Array& actual, const oracle::Computed& right, const oracle::Precision& precision,
                   std::span<const char> judged, double slack = 1, bool one_store = false);
 Difference Differ(const Subject& subject, const oracle::Computed& right, double slack = 1);
+// As many numbers as the result has. False, after a report: the operands are of other rows, heads or columns than the
+// result, and nothing can be held against each other.
+bool IsComparable(const Subject& subject, const oracle::Computed& right);
 // Allowed error of element i.
 double Allowed(const oracle::Computed& right, int64_t i, const oracle::Precision& precision, bool one_store);
 // The same for values that must be equal.

@@ -518,11 +518,7 @@ void JudgeOperation(const Subject& subject, const Operation& operation, const Ow
     subject.report().Missing(subject.info().name + ": " + right.status().message(), "record operands of equal shape");
     return;
   }
-  if (right->value.size() != subject.actual().size()) {  // operands of other rows, say: nothing is compared
-    subject.report().Missing(subject.info().name + ": its operands give another shape",
-                             "record operands of equal rows");
-    return;
-  }
+  if (!IsComparable(subject, *right)) return;
   const Difference d = Differ(subject, *right);
   if (d.ok) {
     ReportRight(subject, d);

@@ -387,6 +387,8 @@ void JudgeLarge(const Subject& s, const LinearSite& site, Layer* layer, const He
   if (!x.ok() || !have.ok() || sample.empty()) return;
   auto right = Multiply(*x, layer->w, layer->bias, head);
   if (!right.ok()) return Missing(s, right.status().message());
+  if (right->value.size() != have->size())
+    return Missing(s, layer->weight + " of as many rows as the result has columns");
   const Difference d = Differ(*have, *right, s.precision(), std::vector<char>(sample.size(), 1), 1, s.one_store);
   std::vector<int64_t> wrong;
   for (int64_t r : d.rows) wrong.push_back(sample[static_cast<size_t>(r)]);

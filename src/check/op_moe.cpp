@@ -199,6 +199,7 @@ void JudgeDispatched(Subject& s) {
   oracle::Computed copy;
   copy.value = copy.scale = want;
   for (double& v : copy.scale.values) v = std::abs(v);
+  if (!IsComparable(s, copy)) return;
   const Difference d = Differ(s.actual(), copy, s.precision(), s.judged());
   if (d.ok) return ReportRight(s, d);
   ReportWrong(s, d, {fault_class::kMoeRoute, "rows are not those that moe.topk_ids sends to each expert"});

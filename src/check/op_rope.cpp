@@ -223,7 +223,7 @@ std::optional<Explanation> ExplainPositions(const Subject& s, const Rotation& r,
     auto x = Before(other, own, in);
     if (!x.ok()) continue;
     auto right = Turn(*x, PositionsOf(**tensor), r);
-    if (!right.ok()) continue;
+    if (!right.ok() || right->value.size() != other.actual().size()) continue;
     const Difference e = Differ(other.actual(), *right, other.precision(), other.judged());
     for (const Turned& t : FittedRows(other, *x, r, e.rows)) turned.push_back(t);
   }

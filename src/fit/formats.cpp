@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <unordered_set>
 
 namespace assay::fit {
@@ -21,6 +22,7 @@ constexpr std::array<Format, 6> kFormats{{{"f32", 24, -149, 0x1.fffffep127},
 std::span<const Format> Formats() { return kFormats; }
 
 double SpacingAt(double x, const Format& format) {
+  if (!std::isfinite(x)) return std::numeric_limits<double>::quiet_NaN();
   if (x == 0) return std::ldexp(1, format.least_exponent);
   return std::ldexp(1, std::max(std::ilogb(x) - (format.significant_bits - 1), format.least_exponent));
 }

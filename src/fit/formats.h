@@ -20,7 +20,7 @@ std::span<const Format> Formats();
 
 // Nearest value, ties to even; beyond the largest: the largest with the sign. NaN and infinities stay.
 double RoundTo(double x, const Format& format);
-// Spacing of the format's values at x.
+// Spacing of the format's values at x; NaN where x is not finite.
 double SpacingAt(double x, const Format& format);
 
 struct Coarsest {

@@ -23,6 +23,24 @@ using Values = std::vector<float>;
 
 constexpr int64_t kRows = 5, kHeads = 2, kWidth = 8;
 
+// What attention gives and what was recorded have other heads: nothing can be compared.
+TEST(DamagedOperands, AttentionOutputOfAnotherShapeIsNotJudged) {
+  for (const int64_t heads : {int64_t{1}, int64_t{9}}) {
+    SmallTrace t;
+    const Put put{.rows = {{t.Request({1, 2, 3, 4, 5}), 0, kRows, 0, false}}, .meta = {{"softmax_scale", "0.35"}}};
+    const Values part = Noise(kRows * kHeads * kWidth, 1);
+    t.Record("layers.0.attn.q", "T H d", {kRows, kHeads, kWidth}, part, put);
+    t.Record("layers.0.attn.k", "T Hkv d", {kRows, kHeads, kWidth}, part, put);
+    t.Record("layers.0.attn.v", "T Hkv d", {kRows, kHeads, kWidth}, part, put);
+    t.Record("layers.0.attn.out", "T H d", {kRows, heads, kWidth},
+             Noise(static_cast<size_t>(kRows * heads * kWidth), 2), put);
+    const CheckResult result = Judge(t, {"attention"});
+    EXPECT_TRUE(result.findings.empty()) << heads;
+    ASSERT_EQ(result.ledger.size(), 1u);
+    EXPECT_EQ(result.ledger[0].state, CheckState::kNotTestable);
+  }
+}
+
 TEST(DamagedOperands, ChunkOfAnotherRequestWithMoreSumsIsNotTakenForOneLeftThere) {
   SmallTrace t;
   const uint64_t a = t.Request({1, 2, 3, 4, 5}), b = t.Request({6, 7, 8, 9, 10});
