@@ -5,6 +5,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "io/gguf.h"
@@ -13,6 +14,10 @@
 
 namespace assay {
 
+// Classes of a tensor that is no weight: its parts do not fit together; a part is missing; it is of a known format that
+// nothing here decodes, which is no fault.
+inline constexpr std::string_view kOfLayout = "Q-LAYOUT", kOfLoad = "LOAD", kOfNoFault = "";
+
 // What a source consists of while it is put together.
 // Owned by the source that is being made; `weights` borrow its mapped bytes.
 struct WeightAssembly {
@@ -20,8 +25,8 @@ struct WeightAssembly {
   std::vector<WeightProblem> problems;       // tensors that are there and cannot be decoded, with the reason
   std::vector<std::string> others;           // tensors that no decoder took for a weight
 
-  // A weight, or what kept it from being one.
-  void Add(const std::string& name, Result<WeightPtr> weight);
+  // A weight, or what kept it from being one, of class `cls` (WeightProblem::cls).
+  void Add(const std::string& name, Result<WeightPtr> weight, std::string_view cls = kOfLayout);
 };
 
 // quantization_config as far as the decoders need it. All optional.

@@ -58,6 +58,9 @@ constexpr int64_t kMaxExperts = int64_t{1} << 16;
 // Only this architecture's converter permutes; the others rotate as transformers does.
 bool IsRopeLlama(const std::string& architecture) { return architecture == "llama"; }
 
+// Of a tensor of this type that is no weight.
+std::string_view ClassOf(uint32_t type) { return DecodesGgml(type) ? kOfLayout : kOfNoFault; }
+
 // Logical row of transformers' (head, half s, pair j) lies at row (head, pair j, half s) of the file.
 std::vector<int64_t> UnpermutedRows(int64_t rows, int64_t heads) {
   std::vector<int64_t> order(static_cast<size_t>(rows));
@@ -97,7 +100,7 @@ class Assembler {
     for (const NamePair& pair : kModelNames) {
       if (name.substr(0, pair.ggml.size()) == pair.ggml) {
         const std::string ours = std::string(pair.ours) + std::string(name.substr(pair.ggml.size()));
-        out_->Add(ours, MakeGgmlWeight(ours, t, type));
+        out_->Add(ours, MakeGgmlWeight(ours, t, type), ClassOf(type));
         return;
       }
     }
@@ -117,7 +120,7 @@ class Assembler {
     for (const NamePair& pair : kLayerNames) {
       if (rest.substr(0, pair.ggml.size()) == pair.ggml) {
         const std::string ours = prefix + std::string(pair.ours) + std::string(rest.substr(pair.ggml.size()));
-        out_->Add(ours, Unpermuted(ours, pair.ggml, MakeGgmlWeight(ours, t, type)));
+        out_->Add(ours, Unpermuted(ours, pair.ggml, MakeGgmlWeight(ours, t, type)), ClassOf(type));
         return;
       }
     }
@@ -128,16 +131,16 @@ class Assembler {
       if (rest == pair.ggml) {
         const bool one = parts_.architecture == "qwen2moe";
         const std::string ours = prefix + (one ? "mlp.shared_expert." : "mlp.shared_experts.") + std::string(pair.ours);
-        return out_->Add(ours, MakeGgmlWeight(ours, t, type));
+        return out_->Add(ours, MakeGgmlWeight(ours, t, type), ClassOf(type));
       }
     }
     if (rest == "exp_probs_b.bias" || rest == "exp_probs_b") {
       const std::string ours = prefix + "mlp.gate.e_score_correction_bias";
-      return out_->Add(ours, MakeGgmlWeight(ours, t, type));
+      return out_->Add(ours, MakeGgmlWeight(ours, t, type), ClassOf(type));
     }
     if (rest == "attn_k_b.weight" || rest == "attn_v_b.weight") {
       Result<WeightPtr> half = MakeGgmlWeight(t.name, t, type);
-      if (!half.ok()) return out_->Add(prefix + "self_attn.kv_b_proj.weight", std::move(half));
+      if (!half.ok()) return out_->Add(prefix + "self_attn.kv_b_proj.weight", std::move(half), ClassOf(type));
       (rest == "attn_k_b.weight" ? halves_[prefix].first : halves_[prefix].second) = std::move(half).value();
       return;
     }
@@ -148,18 +151,19 @@ class Assembler {
   void Lone(const std::string& prefix, const std::pair<WeightPtr, WeightPtr>& halves) {
     const WeightPtr& half = halves.first != nullptr ? halves.first : halves.second;
     const char* other = halves.first != nullptr ? "attn_v_b.weight" : "attn_k_b.weight";
-    out_->problems.push_back({prefix + "self_attn.kv_b_proj.weight", "LOAD",
-                              BadTensor(*half->stored().front().tensor,
-                                        std::string("its other half, \"") + other + "\" of the layer, is missing")
-                                  .message()});
+    out_->Add(prefix + "self_attn.kv_b_proj.weight",
+              BadTensor(*half->stored().front().tensor,
+                        std::string("its other half, \"") + other + "\" of the layer, is missing"),
+              kOfLoad);
   }
 
   // A tensor that no rule knows is a weight under its own name: an audit measures it, and whoever holds the names
   // against a configuration finds no place for it. Factors of RoPE frequencies are no weight.
   void Unknown(const std::string& name, std::ptrdiff_t i) {
     const CheckpointTensor& t = tensors_[static_cast<size_t>(i)];
+    const uint32_t type = types_[static_cast<size_t>(i)];
     if (name == "rope_freqs.weight") return out_->others.push_back(name);
-    out_->Add(name, MakeGgmlWeight(name, t, types_[static_cast<size_t>(i)]));
+    out_->Add(name, MakeGgmlWeight(name, t, type), ClassOf(type));
   }
 
   // llama.cpp stores the query and key rows of this architecture with pairs side by side.
@@ -181,8 +185,9 @@ class Assembler {
   void Experts(const CheckpointTensor& t, uint32_t type, const std::string& prefix, const std::string& suffix) {
     Result<WeightPtr> all = MakeGgmlWeight(t.name, t, type);
     if (!all.ok() || t.shape.size() != 3 || t.shape[0] > kMaxExperts) {
-      return out_->Add(prefix + "*." + suffix,
-                       all.ok() ? Result<WeightPtr>(BadTensor(t, "[experts, out, in] expected")) : std::move(all));
+      const Status status = all.ok() ? BadTensor(t, "[experts, out, in] expected") : all.status();
+      return out_->problems.push_back(
+          {prefix + "*." + suffix, std::string(ClassOf(type)), status.message(), /*of_experts=*/true});
     }
     const int64_t rows = t.shape[1];
     for (int64_t e = 0; e < t.shape[0]; ++e) {

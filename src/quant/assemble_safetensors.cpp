@@ -77,10 +77,8 @@ class Assembler {
       used_.insert(t.name);
       // Float8 without any scale is taken at its value; a checkpoint that says it is quantised lacks one.
       if (!settings_.method.empty() && t.name.ends_with(".weight")) {
-        out_->problems.push_back(
-            {t.name, "LOAD",
-             BadTensor(t, "its scale (\"" + t.name + "_scale\" or \"_scale_inv\") is missing").message()});
-        return;
+        return out_->Add(t.name, BadTensor(t, "its scale (\"" + t.name + "_scale\" or \"_scale_inv\") is missing"),
+                         kOfLoad);
       }
       out_->Add(t.name, MakePlainWeight(t.name, t));
       return;
@@ -114,10 +112,10 @@ class Assembler {
     layout.divide_global = divide_global;
     const bool matrix = t.shape.size() == 2 && scale.shape.size() == 2;
     if (layout.exponent_scales && matrix && t.shape[1] % 24 == 0 && t.shape[1] / 24 == scale.shape[1]) {
-      return out_->Add(name, BadTensor(t, "mxfp6 " + std::string(kNotDecoded)));  // 32 codes in 24 bytes
+      return out_->Add(name, BadTensor(t, "mxfp6 is not decoded"), kOfNoFault);  // 32 codes in 24 bytes
     }
     if (scale.dtype == DType::kF8E4M3FN && global == nullptr) {
-      return out_->Add(name, BadTensor(t, "its global scale \"" + global_name + "\" is missing"));
+      return out_->Add(name, BadTensor(t, "its global scale \"" + global_name + "\" is missing"), kOfLoad);
     }
     out_->Add(name, MakeFp4Weight(name, t, scale, global, layout));
   }
@@ -127,10 +125,7 @@ class Assembler {
     const CheckpointTensor* scale = Find(name + "_scale");
     const CheckpointTensor* global = Find(name + "_global_scale");
     used_.insert(t.name);
-    if (scale == nullptr) {
-      out_->problems.push_back({name, "LOAD", BadTensor(t, "its scale \"" + name + "_scale\" is missing").message()});
-      return;
-    }
+    if (scale == nullptr) return out_->Add(name, BadTensor(t, "its scale \"" + name + "_scale\" is missing"), kOfLoad);
     if (BitsOf(t.dtype) == 8) {
       return Fp4(name, t, *scale, global, name + "_global_scale", /*divide_global=*/true);
     }
@@ -152,9 +147,16 @@ class Assembler {
       }
     }
     if (settings_.zero_points && parts.zero == nullptr) {
-      return out_->Add(name, BadTensor(t, "its zero points \"" + name + "_zero_point\" are missing"));
+      return out_->Add(name, BadTensor(t, "its zero points \"" + name + "_zero_point\" are missing"), kOfLoad);
     }
-    out_->Add(name, MakePackedIntWeight(name, IntPacking::kCompressed, bits, parts));
+    AddPacked(name, IntPacking::kCompressed, bits, parts);
+  }
+
+  void AddPacked(const std::string& name, IntPacking packing, int bits, const PackedIntTensors& parts) {
+    const std::string_view cls = !DecodesPackedInts(packing, bits) ? kOfNoFault
+                                 : parts.scale == nullptr          ? kOfLoad
+                                                                   : kOfLayout;
+    out_->Add(name, MakePackedIntWeight(name, packing, bits, parts), cls);
   }
 
   // AutoGPTQ, GPTQModel and AutoAWQ: "STEM.qweight" with "STEM.scales", "STEM.qzeros", "STEM.g_idx".
@@ -175,24 +177,27 @@ class Assembler {
                         : settings_.act_order && !awq && parts.g_idx == nullptr ? ".g_idx"
                                                                                 : nullptr;
     if (lacks != nullptr) {
-      return out_->Add(name, BadTensor(t, "\"" + stem + lacks + "\" is missing, which the configuration asks for"));
+      return out_->Add(name, BadTensor(t, "\"" + stem + lacks + "\" is missing, which the configuration asks for"),
+                       kOfLoad);
     }
     const IntPacking packing = awq ? IntPacking::kAwq : settings_.gptq_v2 ? IntPacking::kGptqV2 : IntPacking::kGptq;
-    out_->Add(name, MakePackedIntWeight(name, packing, settings_.bits, parts));
+    AddPacked(name, packing, settings_.bits, parts);
   }
 
   // Second pass: plain numbers, codes of formats that nothing above knows, and what is left of companions.
   void Rest(const CheckpointTensor& t) {
     if (!settings_.method.empty() && BitsOf(t.dtype) == 8 && t.name.ends_with(".weight")) {
-      return out_->Add(t.name, BadTensor(t, std::string(NameOf(t.dtype)) + " codes without a scale of a known name: " +
-                                                "this form of quant_method \"" + settings_.method + "\" " +
-                                                std::string(kNotDecoded)));
+      return out_->Add(t.name,
+                       BadTensor(t, std::string(NameOf(t.dtype)) +
+                                        " codes without a scale of a known name: this form of quant_method \"" +
+                                        settings_.method + "\" is not decoded"),
+                       kOfNoFault);
     }
     for (const std::string_view part : {"_scale", "_scale_inv", "_scale_2", "_global_scale"}) {
       if (!t.name.ends_with(".weight" + std::string(part))) continue;
       const std::string name = t.name.substr(0, t.name.size() - part.size());
       if (Find(name) != nullptr || Find(name + "_packed") != nullptr || !alone_.insert(name).second) continue;
-      return out_->Add(name, BadTensor(t, "what it scales, \"" + name + "\", is missing"));
+      return out_->Add(name, BadTensor(t, "what it scales, \"" + name + "\", is missing"), kOfLoad);
     }
     if (IsFloat(t.dtype) && BitsOf(t.dtype) >= 16 && !t.name.ends_with("_scale") && !t.name.ends_with(".k_scale") &&
         !t.name.ends_with(".v_scale") && t.name.find("rotary_emb") == std::string::npos) {
@@ -211,21 +216,18 @@ class Assembler {
 
 }  // namespace
 
-// A format that is not decoded is no fault; a part that is missing is one of loading, everything else one of layout.
-void WeightAssembly::Add(const std::string& name, Result<WeightPtr> weight) {
+void WeightAssembly::Add(const std::string& name, Result<WeightPtr> weight, std::string_view cls) {
   if (weight.ok()) {
     const auto [at, added] = weights.try_emplace(name, *weight);
     if (added) return;
     const CheckpointTensor& other = *at->second->stored().front().tensor;
-    problems.push_back({name, "LOAD",
+    problems.push_back({name, std::string(kOfLoad),
                         BadTensor(*(*weight)->stored().front().tensor,
                                   "this is \"" + name + "\", as \"" + other.name + "\" is, which is taken")
                             .message()});
     return;
   }
-  const std::string& what = weight.status().message();
-  const bool lacks = what.find("missing") != std::string::npos;
-  problems.push_back({name, what.ends_with(kNotDecoded) ? "" : lacks ? "LOAD" : "Q-LAYOUT", what});
+  problems.push_back({name, std::string(cls), weight.status().message()});
 }
 
 // Vision models keep their language model's config in an inner object.

@@ -108,7 +108,12 @@ class GgmlWeight final : public DecodedWeight<GgmlWeight> {
 
 }  // namespace
 
-// A type whose size is known but not its codes (iq1 to iq3, ternary) is a problem of the tensor, not of the file.
+bool DecodesGgml(uint32_t type_id) {
+  if (PlainType(type_id) != DType::kInvalid) return true;
+  return FindGgmlSize(type_id) != nullptr && FindGgmlFormat(type_id) != nullptr;
+}
+
+// A type without a decoder is a problem of the tensor, not of the file.
 Result<WeightPtr> MakeGgmlWeight(std::string name, const CheckpointTensor& tensor, uint32_t type_id) {
   if (const DType plain = PlainType(type_id); plain != DType::kInvalid) {
     return WeightPtr(std::make_shared<GgmlPlain>(std::move(name), tensor, plain));
@@ -116,8 +121,8 @@ Result<WeightPtr> MakeGgmlWeight(std::string name, const CheckpointTensor& tenso
   const GgmlSize* size = FindGgmlSize(type_id);
   const GgmlFormat* format = FindGgmlFormat(type_id);
   if (size == nullptr || format == nullptr) {
-    return BadTensor(tensor, "type " + (size != nullptr ? std::string(size->name) : std::to_string(type_id)) + " " +
-                                 std::string(kNotDecoded));
+    const std::string type = size != nullptr ? std::string(size->name) : std::to_string(type_id);
+    return BadTensor(tensor, "type " + type + " is not decoded");
   }
   return WeightPtr(std::make_shared<GgmlWeight>(std::move(name), tensor, *format, *size));
 }

@@ -188,18 +188,22 @@ Status Groups(const PackedIntTensors& t, IntLayout* layout) {
 
 }  // namespace
 
+bool DecodesPackedInts(IntPacking packing, int bits) {
+  return bits == 4 || (packing != IntPacking::kAwq && (bits == 2 || bits == 8));
+}
+
 Result<WeightPtr> MakePackedIntWeight(std::string name, IntPacking packing, int bits, const PackedIntTensors& tensors) {
   const CheckpointTensor& code = *tensors.code;
+  if (!DecodesPackedInts(packing, bits)) {
+    return BadTensor(code, "this packing of " + std::to_string(bits) +
+                               "-bit codes (2, 4 and 8 bits are read, AWQ: 4) is not decoded");
+  }
+  if (tensors.scale == nullptr) return BadTensor(code, "its scales are missing");
   if (BitsOf(code.dtype) != 32 || code.shape.size() != 2) {
     return BadTensor(code, "packed codes are 32-bit words of rank 2, found " + std::string(NameOf(code.dtype)) + " " +
                                ShapeText(code.shape));
   }
   if (code.size_bytes == 0) return BadTensor(code, "no elements");
-  if (bits != 4 && (packing == IntPacking::kAwq || (bits != 2 && bits != 8))) {
-    return BadTensor(code, "this packing of " + std::to_string(bits) +
-                               "-bit codes (2, 4 and 8 bits are read, AWQ: 4) " + std::string(kNotDecoded));
-  }
-  if (tensors.scale == nullptr) return BadTensor(code, "its scales are missing");
   if (!IsFloat(tensors.scale->dtype) || BitsOf(tensors.scale->dtype) < 8) {
     return BadTensor(*tensors.scale, "scales are floats, found " + std::string(NameOf(tensors.scale->dtype)));
   }

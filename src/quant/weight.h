@@ -108,8 +108,6 @@ int64_t ElementCount(const std::vector<int64_t>& shape);
 std::string ShapeText(const std::vector<int64_t>& shape);
 // "FILE: tensor "NAME" at offset N: WHY", kBadInput.
 Status BadTensor(const CheckpointTensor& tensor, const std::string& why);
-// How BadTensor's message ends where the format is a known one that nothing here decodes: no fault of the checkpoint.
-inline constexpr std::string_view kNotDecoded = "is not decoded";
 
 // ---- Formats, one file each ------------------------------------------------------------------------------------
 // Tensors must outlive the weight. Optional ones may be null.
@@ -140,8 +138,12 @@ struct PackedIntTensors {
   const CheckpointTensor* g_idx = nullptr;  // group of each column; null: column / group size
   const CheckpointTensor* shape = nullptr;  // kCompressed: [N, K]
 };
+// Whether there is a decoder; what has none is no fault of the checkpoint.
+bool DecodesPackedInts(IntPacking packing, int bits);
 Result<WeightPtr> MakePackedIntWeight(std::string name, IntPacking packing, int bits, const PackedIntTensors& tensors);
 
+// Types whose size is known but not their codes (iq1 to iq3, ternary) have no decoder.
+bool DecodesGgml(uint32_t type_id);
 // A tensor of a GGUF file. type_id: ggml's number; tensor.dtype is ignored, tensor.shape is the logical one.
 Result<WeightPtr> MakeGgmlWeight(std::string name, const CheckpointTensor& tensor, uint32_t type_id);
 

@@ -1,7 +1,6 @@
 #include "quant/weight_source.h"
 
 #include <dirent.h>
-#include <fnmatch.h>
 
 #include <algorithm>
 
@@ -85,6 +84,18 @@ Result<std::string> GgufOfFolder(const std::string& folder) {
   if (found.size() > 1)
     return Status::BadInput(folder + ": several GGUF models (" + found[0] + ", " + found[1] + "); name one");
   return found.empty() ? std::string() : found[0];
+}
+
+// What stands behind the experts' number is one of the assembler's own suffixes, which have no "*".
+bool IsOf(const WeightProblem& problem, std::string_view name) {
+  if (!problem.of_experts) return name == problem.name || name.starts_with(problem.name + ".");
+  const size_t star = problem.name.rfind('*');
+  const std::string_view before = std::string_view(problem.name).substr(0, star),
+                         behind = std::string_view(problem.name).substr(star + 1);
+  if (name.size() <= before.size() + behind.size() || !name.starts_with(before) || !name.ends_with(behind))
+    return false;
+  const std::string_view number = name.substr(before.size(), name.size() - before.size() - behind.size());
+  return number.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
 }  // namespace
@@ -215,7 +226,7 @@ const Weight* WeightSource::find(std::string_view name) const {
 
 const WeightProblem* FindProblem(const WeightSource& source, const std::string& name) {
   for (const WeightProblem& problem : source.problems()) {
-    if (::fnmatch(problem.name.c_str(), name.c_str(), 0) == 0 || name.starts_with(problem.name + ".")) return &problem;
+    if (IsOf(problem, name)) return &problem;
   }
   return nullptr;
 }

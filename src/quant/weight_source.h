@@ -21,6 +21,7 @@ struct WeightProblem {
   std::string name;  // logical
   std::string cls;   // class of the case bank: "Q-LAYOUT", "LOAD"; empty: of a format that is not decoded, no fault
   std::string what;  // the whole message, with file and offset
+  bool of_experts = false;  // of experts that lie together: "*" in the name stands for the number of each
 };
 
 // Owns the mapped files that its weights decode from: keep it while a weight is used.
@@ -58,7 +59,8 @@ class WeightSource {
 };
 
 // What kept the weight `name` from being one; nullptr: nothing. A problem of experts that lie together
-// ("….experts.*.up_proj.weight") is one of each, and one of NAME is one of its companions, NAME.absmax.
+// ("….experts.*.up_proj.weight") is one of each, and one of NAME is one of its companions, NAME.absmax. Names come out
+// of files: what stands in them is no pattern.
 const WeightProblem* FindProblem(const WeightSource& source, const std::string& name);
 
 // The name under which a trace has a weight: "layers.3.mlp.down_proj.weight" for

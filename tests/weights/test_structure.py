@@ -255,6 +255,25 @@ def test_parts_of_a_weight_that_are_missing(tmp_path: pathlib.Path) -> None:
         assert says in found[0]["evidence"][0] and "missing" in found[0]["evidence"][0]
 
 
+def test_class_does_not_follow_from_words_in_names(tmp_path: pathlib.Path) -> None:
+    """Names of tensors and folders stand in the messages, and may hold any word."""
+    stem = "model.layers.0.missing_bias.weight"
+    tensors = {stem: ck.raw_e4m3(np.ones((8, 16))), stem + "_scale": np.ones((3, 5), np.float32), "model.norm.weight": np.ones(4, np.float32)}
+    config = {"model_type": "llama", "quantization_config": {"quant_method": "fp8", "weight_block_size": [4, 4]}}
+    found, _ = audit(tmp_path / "missing", tensors, config)
+    assert [(f["name"], f["class"]) for f in found] == [("layers.0.missing_bias.weight", "Q-LAYOUT")]
+
+
+@pytest.mark.parametrize("name", ["*.weight", "model.layers.?.self_attn.[a-z]_proj.weight"])
+def test_name_of_a_tensor_is_no_pattern(name: str, tmp_path: pathlib.Path) -> None:
+    """A tensor of a form that is not decoded says nothing of others that are not there."""
+    tensors = model() | {name: np.zeros((128, 1), np.uint8)}
+    del tensors["model.layers.0.self_attn.o_proj.weight"]
+    found, notes = audit(tmp_path, tensors, CONFIG | {"quantization_config": {"quant_method": "bitsandbytes"}})
+    assert any("is not decoded" in note for note in notes)
+    assert ("layers.0.attn.o_proj.weight", "LOAD") in [(f["name"], f["class"]) for f in found]
+
+
 def test_four_bits_under_exponents_beside_their_codes(tmp_path: pathlib.Path) -> None:
     """What Quark writes: MXFP4 codes and scales under the names of a one-byte weight."""
     rng = np.random.default_rng(19)
