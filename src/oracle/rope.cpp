@@ -12,11 +12,12 @@ constexpr double kTurn = 2 * std::numbers::pi;
 // Least relative error of an engine's angle, in units of its accumulator; what a pair may need beyond: BaseRoundings.
 constexpr double kAngleRoundings = 20;
 
-// theta^(-2i/d) as engines compute it, and the product with the position: by a power (the exponent's rounding moves the
-// result by its logarithm, |ln f|, then two for the power, one for the reciprocal, one for the product), or by i
-// products with theta^(-2/d), each of which adds one rounding and that factor's own error, at most two.
+// theta^(-2i/d) as engines compute it, and the product with the position, one rounding. By a power: the exponent's
+// rounding moves the result by its logarithm, |ln f|; two for the power, one for the reciprocal. Or by i products with
+// theta^(-2/d), each of which adds one rounding and that factor's own error: two for the power, and of its exponent
+// what in all i of them is |ln f| again.
 double BaseRoundings(double inverse, size_t pair) {
-  return std::max(kAngleRoundings, std::abs(std::log(inverse)) + 4 + 3 * static_cast<double>(pair));
+  return std::max(kAngleRoundings, std::abs(std::log(inverse)) + 1 + std::max(3.0, 3 * static_cast<double>(pair)));
 }
 
 // A blend f (slow / factor + 1 - slow) whose `slow` is off by `slack` roundoffs, absolutely: relative to the blend,

@@ -84,6 +84,27 @@ TEST(RopeFrequencies, BadKeysAreRefused) {
   EXPECT_FALSE(MakeFrequencies(spec).ok());
 }
 
+// Both ways in which engines come to a frequency, in float, times the largest position: within what is allowed, which
+// is what the longer of the two needs and not the sum of both.
+TEST(RopeFrequencies, PowersAndProductsInFloatMeetTheirRoundings) {
+  for (const int64_t dim : {64, 96, 256}) {
+    for (const double theta : {1e4, 5e5, 1e7}) {
+      const RopeFrequencies f = Default(dim, theta);
+      const float base = static_cast<float>(theta), factor = std::pow(base, -2.0F / static_cast<float>(dim));
+      float product = 65535;
+      for (size_t i = 0; i < f.inverse.size(); ++i) {
+        const float power = 65535 * (1 / std::pow(base, static_cast<float>(2 * i) / static_cast<float>(dim)));
+        const double allowed = f.roundings[i] * 0x1p-24, right = 65535 * f.inverse[i];
+        EXPECT_NEAR(static_cast<double>(power) / right, 1, allowed) << dim << " " << theta << " " << i;
+        EXPECT_NEAR(static_cast<double>(product) / right, 1, allowed) << dim << " " << theta << " " << i;
+        const double exponent = -std::log(f.inverse[i]), pair = static_cast<double>(i);
+        EXPECT_LE(f.roundings[i], std::max({20.0, exponent + 4, exponent + 3 * pair + 1}) * (1 + 1e-12));
+        product *= factor;
+      }
+    }
+  }
+}
+
 template <class T>
 Array NaiveRotate(const Array& x, const std::vector<double>& at, const RopeFrequencies& f, const RopeLayout& layout) {
   Array y = x;
