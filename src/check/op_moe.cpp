@@ -520,7 +520,7 @@ void JudgeChoiceWeights(Subject& s, const TensorPtr& logits, const TensorPtr& ch
       return Fits(s, oracle::WeightsOf(ToArray(*logits), ids, other));
     };
     const auto scores = oracle::Route(ToArray(*logits), Empty(), spec);
-    if (scores.ok() && bias != nullptr) {
+    if (scores.ok() && bias != nullptr && bias->n() == scores->scores.value.cols()) {
       // `with`: the bias stayed in. `lost`: the score was got back as (score + bias) - bias in float, which loses what
       // is below a roundoff of the bias.
       Array with = scores->scores.value, lost = with;

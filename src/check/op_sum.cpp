@@ -145,7 +145,7 @@ void JudgeReduced(Subject& s) {
     const double c = ConstantRatio(s.actual(), right.value, s.judged(), std::max(1e-4, 8 * s.precision().store));
     if (!std::isnan(c))
       return Explanation{fault_class::kReduce, "the sum is one constant off", c, "sum used / expected"};
-    if (bias != nullptr) {
+    if (bias != nullptr && bias->n() == right.value.cols()) {
       oracle::Computed more = right;
       for (int64_t i = 0; i < more.value.size(); ++i)
         more.value[i] += static_cast<double>(world - 1) * bias->values[static_cast<size_t>(i % bias->n())];

@@ -2,6 +2,7 @@
 // without a read or write outside of what was recorded. What only a sanitizer sees is here for the sanitized build.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -22,6 +23,35 @@ using testing::SmallTrace;
 using Values = std::vector<float>;
 
 constexpr int64_t kRows = 5, kHeads = 2, kWidth = 8;
+
+// Biases of another length than what they are added to.
+TEST(DamagedOperands, BiasesOfAnotherLengthAreNotAdded) {
+  for (const int64_t length : {int64_t{0}, int64_t{1}}) {
+    SmallTrace t(2);
+    const Put put{.rows = {{t.Request({1, 2, 3, 4, 5}), 0, kRows, 0, false}},
+                  .meta = {{"scoring", "sigmoid"}, {"world_size", "2"}}};
+    const Put load{.step = -1, .phase = Phase::kLoad};
+    const Values bias(static_cast<size_t>(length), 0.5f);
+    t.Record("layers.1.mlp.gate.e_score_correction_bias", "E", {length}, bias, load);
+    t.Record("layers.1.moe.router_logits", "T E", {kRows, 64}, Noise(kRows * 64, 1), put);
+    std::vector<int64_t> ids;
+    for (int64_t r = 0; r < kRows; ++r) ids.insert(ids.end(), {r, r + 1});
+    t.Record("layers.1.moe.topk_ids", "T k", {kRows, 2}, ids, put);
+    t.Record("layers.1.moe.topk_weights", "T k", {kRows, 2}, Noise(kRows * 2, 2), put);
+    t.Record("layers.1.mlp.down_proj.bias", "h", {length}, bias, load);
+    Put other = put;
+    other.rank = 1;
+    t.Record("layers.1.mlp.down.partial", "T h", {kRows, kWidth}, Noise(kRows * kWidth, 3), put);
+    t.Record("layers.1.mlp.down.partial", "T h", {kRows, kWidth}, Noise(kRows * kWidth, 4), other);
+    t.Record("layers.1.mlp.down", "T h", {kRows, kWidth}, Noise(kRows * kWidth, 5), put);
+    const CheckResult result = Judge(t, {"router", "reductions"});
+    for (const char* name : {"layers.1.moe.topk_weights", "layers.1.mlp.down"}) {  // wrong, whatever the biases
+      EXPECT_TRUE(std::any_of(result.findings.begin(), result.findings.end(),
+                              [&](const FirstBad& bad) { return bad.name == name; }))
+          << length << " " << name;
+    }
+  }
+}
 
 // What attention gives and what was recorded have other heads: nothing can be compared.
 TEST(DamagedOperands, AttentionOutputOfAnotherShapeIsNotJudged) {
