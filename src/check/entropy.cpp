@@ -102,6 +102,7 @@ void FromQueries(const Capture& capture, const EventInfo& out, Tally* tally, Che
   const std::optional<double> scale = capture.Number(out, "softmax_scale");
   const int64_t window = capture.Integer(out, "window").value_or(0);
   const int64_t d = t.dim(-1), heads = t.row_size() / std::max<int64_t>(d, 1);
+  if (d == 0) return;
   const size_t stride = std::max<size_t>(1, t.rows.size() / kMaxRows);
   for (size_t r = 0; r < t.rows.size(); r += stride) {
     if (!t.rows[r].real() || t.rows[r].position + 1 < kMinKeys) continue;

@@ -36,13 +36,16 @@ Result<oracle::Computed> MergedOut(std::span<const Array> arrays) {
   return merged->out;
 }
 
-// Subjects of results of one call: the output, and its log-sum-exp where it was recorded.
+// Subjects of results of one call: the output, and its log-sum-exp where it was recorded. An operation of another name
+// (op=merge, op=attention) has no log-sum-exp beside it.
 TensorPtr LseOf(const Subject& out) {
   std::string name = out.info().name;
   if (out.info().name.ends_with("attn.latent_out")) {
     name = out.Sibling("attn.lse");
-  } else {
+  } else if (name.ends_with(".out")) {
     name.replace(name.size() - 3, 3, "lse");
+  } else {
+    return nullptr;
   }
   // It may have been recorded just before or just behind the output.
   EventFilter filter;

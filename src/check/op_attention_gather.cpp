@@ -358,9 +358,11 @@ Result<AttentionCall> GatherAttention(const Subject& s, std::span<const std::str
   call.spec.scale =
       s.Number("softmax_scale", DefaultSoftmaxScale(s.capture(), info, q != nullptr ? q->dim(-1) : query.cols()));
   call.spec.causal = s.Flag("causal", true);
-  call.spec.window = s.Integer("window", 0);
-  call.spec.chunk = s.Integer("attention_chunk", 0);
-  call.spec.prefix_len = s.Integer("prefix_len", 0);
+  // Beyond all positions is one place: legal ("all rows are seen"), and numbers near it are formed later.
+  const auto reach = [&](std::string_view key) { return std::clamp<int64_t>(s.Integer(key, 0), -1, int64_t{1} << 40); };
+  call.spec.window = reach("window");
+  call.spec.chunk = reach("attention_chunk");
+  call.spec.prefix_len = reach("prefix_len");
   call.spec.soft_cap = s.Number("soft_cap", 0);
   ASSAY_ASSIGN_OR_RETURN(call.sinks, PerHead(s, "attn.sinks", call));
   ASSAY_ASSIGN_OR_RETURN(call.slopes, PerHead(s, "attn.alibi_slopes", call));

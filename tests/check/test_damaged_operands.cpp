@@ -53,6 +53,31 @@ TEST(DamagedOperands, BiasesOfAnotherLengthAreNotAdded) {
   }
 }
 
+// Heads of no size, ranges up to the last number, and a merge whose name says nothing of an output.
+TEST(DamagedOperands, OddAttentionEndsNothing) {
+  SmallTrace t;
+  const uint64_t request = t.Request(std::vector<int64_t>(40, 1));
+  const Put put{.rows = {{request, 0, 40, 0, false}},
+                .meta = {{"softmax_scale", "0.35"},
+                         {"window", "9223372036854775807"},
+                         {"attention_chunk", "9223372036854775807"},
+                         {"prefix_len", "9223372036854775807"}}};
+  const Values part = Noise(40 * 2 * 8, 1);
+  t.Record("layers.0.attn.q", "T H d", {40, 2, 0}, Values(), put);
+  for (const char* layer : {"layers.0.", "layers.1."}) {
+    if (layer[7] == '1') t.Record("layers.1.attn.q", "T H d", {40, 2, 8}, part, put);
+    t.Record(std::string(layer) + "attn.k", "T Hkv d", {40, 2, 8}, part, put);
+    t.Record(std::string(layer) + "attn.v", "T Hkv d", {40, 2, 8}, part, put);
+    t.Record(std::string(layer) + "attn.out", "T H d", {40, 2, 8}, Noise(40 * 2 * 8, 2), put);
+  }
+  Put merge = put;
+  merge.meta = {{"op", "merge"}, {"inputs", "x,x"}};
+  t.Record("x", "T h", {40, 8}, Noise(40 * 8, 3), merge);
+  const CheckResult result = Judge(t, {});
+  EXPECT_TRUE(std::any_of(result.findings.begin(), result.findings.end(),
+                          [](const FirstBad& bad) { return bad.name == "layers.1.attn.out"; }));
+}
+
 // What attention gives and what was recorded have other heads: nothing can be compared.
 TEST(DamagedOperands, AttentionOutputOfAnotherShapeIsNotJudged) {
   for (const int64_t heads : {int64_t{1}, int64_t{9}}) {
