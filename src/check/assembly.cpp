@@ -263,16 +263,17 @@ LedgerEntry Assembly::Entry(std::string_view name) const {
       break;
     }
   }
+  for (size_t i = 0; !confirmed && i < checks_.size(); ++i) {
+    for (const CheckReport::Spoken& spoken : reports_[i].spoken_) {
+      if (spoken.against != name) continue;
+      ruled_out = true;
+      entry.judged += spoken.n;
+      entry.evidence.push_back(std::string(checks_[i]->name) + ": " + spoken.line);
+    }
+  }
   for (const Implied& implied : kImplied) {
     if (implied.hypothesis != name || confirmed) continue;
     std::string unexplained;
-    for (size_t i = 0; implied.hypothesis == hypothesis::kPadding && i < checks_.size(); ++i) {
-      for (const std::string& note : reports_[i].notes_) {
-        if (note.find(kPaddingHeld) == std::string::npos) continue;
-        ruled_out = true;
-        entry.evidence.push_back(std::string(checks_[i]->name) + ": " + note);
-      }
-    }
     for (size_t i = 0; i < checks_.size(); ++i) {
       if (std::find(implied.checks.begin(), implied.checks.end(), checks_[i]->name) == implied.checks.end()) continue;
       const CheckReport& r = reports_[i];

@@ -9,9 +9,6 @@
 
 namespace assay {
 
-// In a note of a check: the same call ran with other padding, and its real rows did not change. Speaks against padding.
-inline constexpr std::string_view kPaddingHeld = "with other padding gave the same real rows";
-
 class Assembly {
  public:
   // checks[i] wrote reports[i].

@@ -82,6 +82,11 @@ class CheckReport {
   void Missing(std::string why, std::string capture);
   // A result was judged by some of its rows: which. The first one stands in the evidence, with the number of others.
   void Sampled(std::string which);
+  // So many results speak against another hypothesis than the check's own. The line says how, in the evidence of both.
+  void Speaks(std::string_view against, uint64_t n, std::string line) {
+    notes_.push_back(line);
+    spoken_.push_back({against, n, std::move(line)});
+  }
   // A line for the evidence of the hypothesis ("largest exponent 7 of 8").
   void Note(std::string line) { notes_.push_back(std::move(line)); }
 
@@ -99,6 +104,12 @@ class CheckReport {
   std::string sampled_;
   uint64_t n_sampled_ = 0;
   std::vector<std::string> notes_;
+  struct Spoken {
+    std::string_view against;  // hypothesis
+    uint64_t n;
+    std::string line;
+  };
+  std::vector<Spoken> spoken_;
 };
 
 // A check that needs statistics alone. All of them share one pass over the events: Segment() is called for each segment

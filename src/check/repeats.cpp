@@ -4,7 +4,6 @@
 #include <cmath>
 #include <map>
 
-#include "check/assembly.h"
 #include "check/checks.h"
 #include "check/helpers.h"
 
@@ -139,7 +138,9 @@ void CheckRepeats(const Capture& capture, CheckReport* report) {
     }
     held += behind && !real_differs;
   }
-  if (held > 0) report->Note(std::to_string(held) + " calls " + std::string(kPaddingHeld));
+  if (held > 0)
+    report->Speaks(hypothesis::kPadding, held,
+                   std::to_string(held) + " calls with other padding gave the same real rows");
 }
 
 }  // namespace assay::check

@@ -358,14 +358,16 @@ CheckResult Repeats(bool real, bool padding, std::vector<std::string> only = {"r
 }
 
 TEST(CheckRepeats, OtherPaddingWithEqualRealRowsRulesPaddingOut) {
-  const auto state = [](const CheckResult& r) {
+  const auto padding = [](const CheckResult& r) {
     const auto at = std::find_if(r.ledger.begin(), r.ledger.end(),
                                  [](const LedgerEntry& e) { return e.hypothesis == hypothesis::kPadding; });
-    return at == r.ledger.end() ? CheckState::kNotTestable : at->state;
+    return at == r.ledger.end() ? LedgerEntry{} : *at;
   };
-  EXPECT_EQ(state(Repeats(false, true, {})), CheckState::kRuledOut);
-  EXPECT_EQ(state(Repeats(false, false, {})), CheckState::kNotTestable);
-  EXPECT_EQ(state(Repeats(true, true, {})), CheckState::kConfirmed);
+  const LedgerEntry held = padding(Repeats(false, true, {}));
+  EXPECT_EQ(held.state, CheckState::kRuledOut);
+  EXPECT_EQ(held.judged, 1U);  // the call
+  EXPECT_EQ(padding(Repeats(false, false, {})).state, CheckState::kNotTestable);
+  EXPECT_EQ(padding(Repeats(true, true, {})).state, CheckState::kConfirmed);
 }
 TEST(CheckRepeats, ResultThatChangesOnEqualOperandsIsNamed) {
   EXPECT_FIRST(Repeats(true, false), "layers.0.attn.o_proj", "NONDET");
