@@ -92,7 +92,7 @@ int64_t LastExtent(const Capture& capture, EventId id) {
   return shape.empty() ? 1 : shape.back();
 }
 
-// What the metadata of the call say of its keys. They stand on its output, or on the log-sum-exp itself.
+// What the metadata of the call say of its keys. They stand on the log-sum-exp itself, else on the call's output.
 struct Call {
   double scale = 1, soft_cap = 0, sink = -HUGE_VAL;
   bool causal = true;
@@ -124,7 +124,7 @@ Call CallOf(const Capture& capture, const EventInfo& lse, bool latent) {
       std::fabs(number("softmax_scale").value_or(op::DefaultSoftmaxScale(capture, lse, std::max<int64_t>(d, 1))));
   call.soft_cap = number("soft_cap").value_or(0);
   call.prefix_len = capture.Integer(holder("prefix_len"), "prefix_len").value_or(0);
-  const auto causal = capture.Text(out == nullptr ? lse : *out, "causal");
+  const auto causal = capture.Text(holder("causal"), "causal");
   call.causal = !causal || *causal == "1" || *causal == "true";
   const auto there = [&](const char* stem) {
     return capture.Operand(lse, lse.prefix + stem) || capture.Weight(lse, lse.prefix + stem);
@@ -162,7 +162,7 @@ Range RangeOf(const Call& call, const SegmentSummary& s, double square) {
 }
 
 struct Tally {
-  uint64_t n = 0, base_told = 0;  // segments in range; of these, those that base 2 would leave
+  uint64_t n = 0, base_told = 0;  // segments judged; of these, those whose values in base 2 would leave the range
   EventId last = kNoEvent;
 };
 

@@ -190,7 +190,7 @@ TEST(CheckEntropy, UniformAttentionOnLatentsIsNamed) {
 TEST(CheckEntropy, AttentionInBetweenIsRight) { EXPECT_RULED_OUT(Entropy(1)); }
 
 // Statistics alone: 64 rows, queries and keys of this size, and log-sum-exps of scores near 0 times `factor`.
-CheckResult LseRange(float size, float factor, bool keys = true, std::string_view cap = "0") {
+CheckResult LseRange(float size, float factor, bool keys = true, std::string_view cap = "0", bool causal = true) {
   SmallTrace t(1, Level::kStats);
   Put put{.rows = {{t.Request({1, 2}), 0, 64, 0, false}}};
   std::vector<float> q = Noise(64 * 16, 1), k = Noise(64 * 8, 2), lse;
@@ -199,7 +199,9 @@ CheckResult LseRange(float size, float factor, bool keys = true, std::string_vie
   for (int i = 0; i < 128; ++i) lse.push_back(factor * std::log(static_cast<float>(i / 2 + 1)));
   t.Record("layers.0.attn.q", "T H d", {64, 2, 8}, q, put);
   if (keys) t.Record("layers.0.attn.k", "T Hkv d", {64, 1, 8}, k, put);
-  put.meta = {{"soft_cap", cap}};
+  put.meta = {};
+  t.Record("layers.0.attn.out", "T H dv", {64, 2, 8}, Noise(64 * 16, 3), put);
+  put.meta = {{"soft_cap", cap}, {"causal", causal ? "1" : "0"}};
   t.Record("layers.0.attn.lse", "T H", {64, 2}, lse, put);
   return Judge(t, {"lse_range"});
 }
@@ -218,6 +220,14 @@ TEST(CheckLseRange, SizeThatNoScoresGiveIsNamed) {
 TEST(CheckLseRange, SoftCapThatWasLeftOutIsNamed) {
   EXPECT_FIRST(LseRange(10, 20, true, "1"), "layers.0.attn.lse", "MASK");
   EXPECT_RULED_OUT(LseRange(10, 1, true, "1"));
+}
+// Like every other key of the call, on the log-sum-exp beside an output that says nothing.
+TEST(CheckLseRange, CallWithoutACausalBoundIsNotJudged) {
+  const CheckResult r = LseRange(0.01F, 1000, true, "0", false);
+  EXPECT_TRUE(r.findings.empty());
+  ASSERT_EQ(r.ledger.size(), 1U);
+  EXPECT_EQ(r.ledger[0].state, CheckState::kNotTestable);
+  EXPECT_NE(r.ledger[0].evidence[0].find("without a causal bound"), std::string::npos) << r.ledger[0].evidence[0];
 }
 // Scores that are large beside ln(keys) allow both bases: the ledger says that the range does not tell.
 TEST(CheckLseRange, BaseIsNotToldWhereScoresAreLarge) {
