@@ -234,32 +234,25 @@ std::optional<Explanation> OtherPlace(const Subject& s, const Layer& layer, cons
   return std::nullopt;
 }
 
-// One value of a code decoded as another, or any other table: least squares over the magnitudes of four-bit floats.
-// Empty: no such table fits. Each magnitude in the place of each other: 49 products.
-std::string DecodeTable(const Subject& s, const Layer& layer, const LinearSite& site) {
-  const TensorPtr code = s.Weight(s.Sibling(site.weight) + ".weight.codes");
-  if (code == nullptr || !layer.quantised_weight) return "";
-  const std::string quant = Capture::OwnText(*code->info, "quant").value_or("");
-  if (quant != "nvfp4" && quant != "mxfp4") return "";
-  constexpr double kValues[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
-  auto plain = Dequantise(s, s.Sibling(site.weight) + ".weight.", false);
-  if (!plain.ok()) return "";
-  for (int magnitude = 1; magnitude < 8; ++magnitude) {
-    for (int taken = 0; taken < 8; ++taken) {
-      if (taken == magnitude) continue;
-      Array w = *plain;
-      for (int64_t r = 0; r < w.rows(); ++r) {
-        for (int64_t c = 0; c < w.cols(); ++c) {
-          auto bits = static_cast<uint32_t>(code->row(r)[static_cast<size_t>(c / 2)]);
-          bits = (c % 2 == 0 ? bits : bits >> 4) & 7;
-          if (static_cast<int>(bits) == magnitude) w[r * w.cols() + c] *= kValues[taken] / kValues[magnitude];
-        }
+// One value of four-bit floats decoded as another, in all of the weight. Empty: no such table fits. Each magnitude in
+// the place of each other: 49 products.
+std::string DecodeTable(const Subject& s, const Layer& layer, const LinearSite& site, const oracle::Computed& right) {
+  if (!layer.quantised_weight) return "";
+  const auto parts = TakeApart(s, s.Sibling(site.weight) + ".weight.", false);
+  if (!parts.ok() || (parts->quant != "nvfp4" && parts->quant != "mxfp4")) return "";
+  constexpr float kValues[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+  const Array plain = parts->Values();
+  for (float magnitude : kValues) {
+    for (float taken : kValues) {
+      if (taken == magnitude || magnitude == 0) continue;
+      Array w = plain;
+      for (size_t i = 0; i < parts->code.size(); ++i) {
+        if (std::abs(parts->code[i]) == magnitude) w.values[i] *= double{taken} / double{magnitude};
       }
-      if (Fits(s, oracle::Linear(layer.x, w, layer.bias))) {
-        char text[80];
-        std::snprintf(text, sizeof text, "fits codes of %g decoded as %g", kValues[magnitude], kValues[taken]);
-        return text;
-      }
+      if (!FitsBetter(s, right, oracle::Linear(layer.x, w, layer.bias))) continue;
+      char text[80];
+      std::snprintf(text, sizeof text, "fits codes of %g decoded as %g", double{magnitude}, double{taken});
+      return text;
     }
   }
   return "";
@@ -316,7 +309,7 @@ std::optional<Explanation> Explain(const Subject& s, const Layer& layer, const L
            }})) {
     return why;
   }
-  if (const std::string table = DecodeTable(s, layer, site); !table.empty())
+  if (const std::string table = DecodeTable(s, layer, site, right); !table.empty())
     return Explanation{fault_class::kKernel, table};
   // The next row of both operands added: a block that is wider than the row.
   if (layer.w.rows() > 1 && layer.x.rows() > 1) {

@@ -108,6 +108,52 @@ TEST(QuantisedProduct, CodesOfWordsInAnotherOrderAreAMatterOfLayout) {
               fault_class::kQLayout);
 }
 
+// Four-bit floats, two to a byte or one a value; every 3 taken for a 2 by the kernel.
+CheckResult FourBits(bool packed, bool other_table) {
+  SmallTrace t;
+  const uint64_t a = t.Request({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14});
+  const std::vector<float> x = Noise(kRows * kIn, 1), c = Noise(kOut * kIn, 3);
+  std::vector<float> scale, code, y;
+  for (float v : Noise(kOut * 2, 2)) scale.push_back(0.02F + 0.01F * v * v);
+  for (float v : c) code.push_back(static_cast<float>(static_cast<int>(v * 997) & 15));
+  constexpr double kValues[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+  for (size_t r = 0; r < kRows; ++r) {
+    for (size_t n = 0; n < kOut; ++n) {
+      double sum = 0;
+      for (size_t k = 0; k < kIn; ++k) {
+        const int bits = static_cast<int>(code[n * kIn + k]);
+        const double magnitude = other_table && (bits & 7) == 5 ? 2 : kValues[bits & 7];
+        sum += double{x[r * kIn + k]} * (bits & 8 ? -magnitude : magnitude) * double{scale[n * 2 + k / 16]};
+      }
+      y.push_back(static_cast<float>(sum));
+    }
+  }
+  if (packed) {
+    std::vector<float> bytes;
+    for (size_t i = 0; i < code.size(); i += 2) bytes.push_back(code[i] + 16 * code[i + 1]);
+    code = bytes;
+  }
+  const testing::Put load{.step = -1, .phase = Phase::kLoad};
+  testing::Put codes = load;
+  codes.meta = {{"quant", "mxfp4"}, {"group_size", "16"}, {"packed", packed ? "1" : "0"}};
+  const std::string name = "layers.3.mlp.down_proj.weight.";
+  t.Record(name + "codes", "out in", {kOut, packed ? kIn / 2 : kIn}, code, codes);
+  t.Record(name + "scale", "out g", {kOut, 2}, scale, load);
+  const std::vector<RowRun> rows = {{a, 0, kRows, 0, false}};
+  t.Record("layers.3.mlp.act", "T f", {kRows, kIn}, x, {.rows = rows});
+  t.Record("layers.3.mlp.down", "T h", {kRows, kOut}, y, {.rows = rows});
+  return Judge(t, {"linear"});
+}
+
+TEST(QuantisedProduct, OneValueOfTheCodesTakenForAnotherIsNamed) {
+  for (const bool packed : {true, false}) {
+    EXPECT_TRUE(FourBits(packed, false).findings.empty());
+    const CheckResult r = FourBits(packed, true);
+    ASSERT_EQ(r.findings.size(), 1U);
+    EXPECT_EQ(r.findings[0].evidence[0], "fits codes of 3 decoded as 2") << packed;
+  }
+}
+
 TEST(QuantisedProduct, WhatNoConventionGivesStaysWithoutACause) {
   uint64_t state = 1;
   const CheckResult r = Recorded([&](const Parts& p, int64_t n, int64_t k) {
