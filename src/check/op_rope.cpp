@@ -195,7 +195,7 @@ std::optional<Explanation> ExplainPositions(const Subject& s, const Rotation& r,
   for (EventId id : s.capture().Find("spec.accepted", filter)) {
     auto accepted = s.capture().Load(id);
     const auto drafts = s.capture().Integer(*s.capture().Info(id), "drafts");
-    if (!accepted.ok() || !drafts) continue;
+    if (!accepted.ok() || !drafts || (*accepted)->values.size() != (*accepted)->rows.size()) continue;
     bool all = true;
     for (const Turned& t : turned) {
       bool same = false;

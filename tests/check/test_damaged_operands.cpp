@@ -78,6 +78,34 @@ TEST(DamagedOperands, OddAttentionEndsNothing) {
                           [](const FirstBad& bad) { return bad.name == "layers.1.attn.out"; }));
 }
 
+// Queries rotated two positions ahead of their own, with three drafts of the step before of which one was accepted.
+std::string ClassOfRotatedAhead(int64_t counts) {
+  SmallTrace t;
+  const uint64_t a = t.Request({1, 2, 3, 4, 5});
+  const Values x = Noise(kRows * kWidth, 1);
+  Values y = x;
+  for (size_t r = 0; r < kRows; ++r) {
+    for (size_t i = 0; i < kWidth / 2; ++i) {
+      const double angle = static_cast<double>(10 + r) * std::pow(10000.0, -2.0 * static_cast<double>(i) / kWidth);
+      const size_t first = r * kWidth + i, second = first + kWidth / 2;
+      y[first] = static_cast<float>(double{x[first]} * std::cos(angle) - double{x[second]} * std::sin(angle));
+      y[second] = static_cast<float>(double{x[second]} * std::cos(angle) + double{x[first]} * std::sin(angle));
+    }
+  }
+  t.Record("spec.accepted", "T k", {1, counts}, std::vector<int64_t>(static_cast<size_t>(counts), 1),
+           {.rows = {{a, 0, 1, 7, false}}, .meta = {{"drafts", "3"}}});
+  const Put put{.rows = {{a, 0, kRows, 8, false}}, .step = 1, .meta = {{"rope.theta", "10000"}}};
+  t.Record("layers.0.attn.q_proj", "T H d", {kRows, 1, kWidth}, x, put);
+  t.Record("layers.0.attn.q", "T H d", {kRows, 1, kWidth}, y, put);
+  const CheckResult result = Judge(t, {"rotation"});
+  return result.findings.empty() || result.findings[0].name != "layers.0.attn.q" ? "" : result.findings[0].cls;
+}
+TEST(DamagedOperands, DraftsWithoutANumberOfAcceptedOnesExplainNoPositions) {
+  EXPECT_EQ(ClassOfRotatedAhead(1), "SPEC");
+  EXPECT_EQ(ClassOfRotatedAhead(0), "ROPE-POS");
+  EXPECT_EQ(ClassOfRotatedAhead(2), "ROPE-POS");  // of two numbers none is known to be it
+}
+
 // What attention gives and what was recorded have other heads: nothing can be compared.
 TEST(DamagedOperands, AttentionOutputOfAnotherShapeIsNotJudged) {
   for (const int64_t heads : {int64_t{1}, int64_t{9}}) {
