@@ -1,7 +1,9 @@
 // Shapes at the boundaries: a site keeps the extents of its fixed axes from step to step, and its dtype on all ranks,
 // query and output of an attention have the same rows and heads, and a view that was written does not lie on itself.
 #include <algorithm>
+#include <cstdlib>
 #include <map>
+#include <span>
 
 #include "check/checks.h"
 #include "check/helpers.h"
@@ -45,25 +47,50 @@ std::string ShapeText(const std::vector<int64_t>& shape) {
   return out + "]";
 }
 
-// Two elements of the view have one address. Broadcast (stride 0) is an intended form of it in operands.
-// Sorted by stride: an axis whose step is no longer than what the smaller ones reach is taken to meet their elements.
-bool LiesOnItself(const Event& e) {
-  std::vector<std::pair<uint64_t, uint64_t>> axes;  // |stride|, extent
-  for (size_t i = 0; i < e.shape.size() && i < e.strides.size(); ++i) {
-    if (e.shape[i] <= 0) return false;
-    if (e.shape[i] == 1) continue;
-    if (e.strides[i] == 0) continue;
-    axes.emplace_back(e.strides[i] < 0 ? 0 - static_cast<uint64_t>(e.strides[i]) : static_cast<uint64_t>(e.strides[i]),
-                      static_cast<uint64_t>(e.shape[i]));
-  }
-  std::sort(axes.begin(), axes.end());
-  uint64_t reach = 0;  // largest offset that the smaller strides cover
-  for (const auto& [stride, extent] : axes) {
-    if (stride <= reach) return true;
-    if (extent - 1 > (UINT64_MAX - reach) / stride) return false;
-    reach += stride * (extent - 1);
+struct Axis {
+  int64_t stride, last;  // > 0: the sign of a stride moves the view, and does not fold it; extent - 1
+  int64_t reach;         // largest offset that the axes of smaller strides cover
+};
+
+// Whether steps d of these axes, |d| <= last each, add up to an offset; `moved`: some step has been taken, without
+// which an offset of 0 is the element itself. Axes ascend by stride, so that those below leave few steps to the last
+// one. *work: how many more may be tried; at 0 the answer is no.
+bool Meets(std::span<const Axis> axes, int64_t offset, bool moved, int64_t* work) {
+  if (axes.empty()) return offset == 0 && moved;
+  const Axis& axis = axes.back();
+  // Those that leave what the axes below can reach, and for the rounding of the quotients one more at either end. Of
+  // two opposite moves one is tried.
+  const int64_t from = std::max(moved ? -axis.last : 0, (offset - axis.reach) / axis.stride - 1),
+                to = std::min(axis.last, (offset + axis.reach) / axis.stride + 1);
+  for (int64_t d = from; d <= to && *work > 0; ++d) {
+    --*work;
+    const int64_t rest = offset - d * axis.stride;
+    if (std::abs(rest) > axis.reach) continue;
+    if (Meets(axes.first(axes.size() - 1), rest, moved || d != 0, work)) return true;
   }
   return false;
+}
+
+// Two elements of the view have one address. Broadcast (stride 0) is an intended form of it in operands. false as well
+// where finding out would cost too much, or the view is larger than any memory.
+bool LiesOnItself(const Event& e) {
+  constexpr int64_t kMostWork = int64_t{1} << 16, kMemory = int64_t{1} << 60;
+  std::vector<Axis> axes;
+  for (size_t i = 0; i < e.shape.size() && i < e.strides.size(); ++i) {
+    if (e.shape[i] <= 0) return false;
+    if (e.shape[i] == 1 || e.strides[i] == 0) continue;
+    if (e.strides[i] < -kMemory || e.strides[i] > kMemory) return false;
+    axes.push_back({std::abs(e.strides[i]), e.shape[i] - 1, 0});
+  }
+  std::sort(axes.begin(), axes.end(), [](const Axis& a, const Axis& b) { return a.stride < b.stride; });
+  int64_t reach = 0;
+  for (Axis& axis : axes) {
+    axis.reach = reach;
+    if (axis.last > (kMemory - reach) / axis.stride) return false;
+    reach += axis.last * axis.stride;
+  }
+  int64_t work = kMostWork;
+  return Meets(axes, 0, false, &work);
 }
 
 Suspicion Broken(const EventInfo& info, std::string line) {

@@ -445,6 +445,30 @@ TEST(CheckShapes, ExtentThatChangesBetweenStepsIsNamed) {
 }
 TEST(CheckShapes, ExtentThatStaysIsRight) { EXPECT_RULED_OUT(Shapes(4)); }
 
+// A buffer looked at behind its write, as a view of these shape and strides.
+CheckResult View(std::vector<int64_t> shape, std::vector<int64_t> strides) {
+  SmallTrace t(1, Level::kStats);
+  int64_t last = 0;
+  std::string axes;
+  for (size_t i = 0; i < shape.size(); ++i) {
+    last += (shape[i] - 1) * strides[i];
+    axes += i == 0 ? "T" : " h";
+  }
+  t.Record("layers.0.attn.out_buffer", axes, std::move(shape), Noise(static_cast<size_t>(last + 1), 1),
+           {.strides = std::move(strides), .meta = {{"audit", "after"}}});
+  return Judge(t, {"shapes"});
+}
+
+TEST(CheckShapes, ViewThatLiesOnItselfIsNamedAndOneThatInterleavesIsNot) {
+  using Extents = std::vector<int64_t>;
+  const std::pair<Extents, Extents> apart[] = {{{2, 3}, {3, 1}}, {{3, 2}, {1, 3}},       {{2, 3}, {3, 2}},
+                                               {{3, 7}, {8, 6}}, {{2, 2, 2}, {9, 5, 3}}, {{1, 3}, {1, 0}}};
+  for (const auto& [shape, strides] : apart) EXPECT_TRUE(View(shape, strides).findings.empty());
+  const std::pair<Extents, Extents> folded[] = {{{2, 3}, {1, 1}}, {{2, 3}, {2, 1}},       {{3, 4}, {3, 2}},
+                                                {{5, 7}, {6, 4}}, {{2, 2, 2}, {8, 5, 3}}, {{2000, 3000}, {1, 1}}};
+  for (const auto& [shape, strides] : folded) EXPECT_FIRST(View(shape, strides), "layers.0.attn.out_buffer", "STRIDE");
+}
+
 // Rank 1 keeps the same result in another dtype.
 CheckResult Dtypes(bool same) {
   SmallTrace t(2, Level::kStats);
