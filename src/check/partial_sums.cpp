@@ -16,7 +16,8 @@ namespace {
 
 using Sketch = std::array<double, kSketchSize>;
 
-// A norm that a sketch estimates may come out this much too high: 4.5 standard deviations of 12 %.
+// A norm that a sketch estimates may come out this much too high: more than five standard deviations of 10 %, which is
+// the largest that was measured (docs/numerics.md, "The sketch").
 constexpr double kSpread = 1.54;
 
 constexpr std::string_view kSuffix = ".partial";

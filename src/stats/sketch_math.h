@@ -1,8 +1,9 @@
 // What consumers do with statistics and sketches: estimate distances and cosines, and add segments together.
 //
 // A sketch is linear, so sketch(a) - sketch(b) is the sketch of a - b, and its norm estimates ||a - b||: for 64 buckets
-// with a standard deviation of 9 to 12 %, unbiased in the square (docs/numerics.md). The functions take any number of
-// buckets: 64 of a segment, 16 of a head cell, 4 of a row cell (standard deviation of the norm about 1/sqrt(2k)).
+// with a measured standard deviation of 7 to 10 %, unbiased in the square (docs/numerics.md). The functions take any
+// number of buckets: 64 of a segment, 16 of a head cell, 4 of a row cell (standard deviation of the norm about
+// 1/sqrt(2k)).
 #pragma once
 
 #include <span>
