@@ -249,7 +249,8 @@ _offline: ctypes.CDLL | None = None
 def host() -> ctypes.CDLL:
     """libassay.so, loaded at the first use.
 
-    Raises MachineError when it cannot be found or loaded, InternalError when it is older than this package.
+    Raises MachineError when it cannot be found or loaded, or lacks a function of this package, as most of another
+    version do; InternalError when it has all of them and says that its interface is older.
     """
     global _host
     if _host is None:
