@@ -31,6 +31,9 @@ class MatchedFilter {
         t.product().first + lines > p_.rows)
       return;
     Choose(lines, others);
+    for (size_t i = 0; i < p_.code.size(); ++i)
+      middle_ += double{p_.code[i]} - (p_.zero.empty() ? 0 : double{p_.zero[i]});
+    middle_ /= static_cast<double>(p_.code.size());
     Correlate(have, width, activation);
   }
 
@@ -42,10 +45,11 @@ class MatchedFilter {
   std::vector<int64_t> Order(int64_t length, bool by_rows, bool zeros_too) const {
     const int64_t first = t_.product().first;
     if (lines_ == 0 || (by_rows ? first % length != 0 || lines_ < length : p_.cols % length != 0)) return {};
-    if (static_cast<double>(lines_ * p_.cols * length) > kMostWork) return {};
     const auto n = static_cast<size_t>(length);
     std::vector<double> cross(n * n, 0), square(n * n, 0);
-    const int64_t lines = by_rows ? lines_ / length * length : lines_;
+    // Long runs cost more a line, and are told by fewer.
+    int64_t lines = std::min(lines_, static_cast<int64_t>(kMostWork / static_cast<double>(p_.cols * length)));
+    if (by_rows) lines = std::min(std::max(lines, length), lines_) / length * length;
     for (int64_t line = 0; line < lines; ++line) {
       const int64_t row = first + line;
       for (int64_t k = 0; k < p_.cols; ++k) {
@@ -55,7 +59,7 @@ class MatchedFilter {
         for (int64_t q = 0; q < length; ++q) {
           const auto from = static_cast<size_t>(at + (q - p) * step);
           const double zero = p_.zero.empty() ? 0 : double{p_.zero[zeros_too ? from : static_cast<size_t>(at)]};
-          const double v = double{p_.code[from]} - zero;
+          const double v = double{p_.code[from]} - zero - middle_;
           cross[static_cast<size_t>(p) * n + static_cast<size_t>(q)] += a * v;
           square[static_cast<size_t>(p) * n + static_cast<size_t>(q)] += b * v * v;
         }
@@ -81,7 +85,8 @@ class MatchedFilter {
     lines_ = others_.empty() ? 0 : std::min(lines, std::max<int64_t>(static_cast<int64_t>(kMostWork / of_line), 16));
   }
 
-  // filter_: Σ y x of each line and column, about the means over the others; energy_: Σ x².
+  // filter_: Σ y x of each line and column, about the means over the others and less what codes of the middle value
+  // give; energy_: Σ x².
   void Correlate(const Array& have, int64_t width, bool activation) {
     const Array& x = t_.product().other;
     const auto cols = static_cast<size_t>(p_.cols);
@@ -97,6 +102,7 @@ class MatchedFilter {
       }
     }
     filter_.assign(static_cast<size_t>(lines_) * cols, 0);
+    std::vector<double> flat(cols);  // the line if each code were the middle one
     for (int64_t line = 0; line < lines_; ++line) {
       if (activation && !t_.subject().judged()[static_cast<size_t>(line)]) continue;
       double middle = 0;
@@ -104,10 +110,14 @@ class MatchedFilter {
       for (const int64_t o : others_) middle += y(o);
       middle /= static_cast<double>(others_.size());
       if (!std::isfinite(middle)) continue;
+      const int64_t at = (t_.product().first + line) * p_.cols;
+      for (size_t k = 0; k < cols; ++k) flat[k] = middle_ * p_.ScaleOf(at + static_cast<int64_t>(k));
       double* filter = filter_.data() + static_cast<size_t>(line) * cols;
       for (const int64_t o : others_) {
-        const double d = y(o) - middle;
-        for (size_t k = 0; k < cols; ++k) filter[k] += d * (x[o * p_.cols + static_cast<int64_t>(k)] - mean[k]);
+        const double* x_row = &x.values[static_cast<size_t>(o) * cols];
+        double d = y(o) - middle;
+        for (size_t k = 0; k < cols; ++k) d -= (x_row[k] - mean[k]) * flat[k];
+        for (size_t k = 0; k < cols; ++k) filter[k] += d * (x_row[k] - mean[k]);
       }
     }
   }
@@ -135,6 +145,7 @@ class MatchedFilter {
   int64_t lines_ = 0;
   std::vector<int64_t> others_;
   std::vector<double> filter_, energy_;
+  double middle_ = 0;  // of all codes less their zero points: what any order gives alike, and is taken off y and v
 };
 
 // Elements of runs moved as `from` says; what does not fill a run stays.

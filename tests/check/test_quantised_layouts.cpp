@@ -166,6 +166,13 @@ TEST(QuantisedLayout, OrderOfCodesInATileIsReadOffTheResult) {
               fault_class::kQLayout, "of every 16 columns the codes are taken in the order 0 1 8 9 4 5 12 13");
 }
 
+TEST(QuantisedLayout, LongOrderOfCodesIsReadOffTheResult) {
+  const Layer l = Layer{.rows = 60, .in = 128, .out = 40, .groups = 1, .quant = "int8_channel", .zeros = false}.Fill();
+  ExpectFault(Recorded(l, [](const Layer& w, int64_t n,
+                             int64_t k) { return w.Code(n, k / 64 * 64 + k * 29 % 64) * w.Scale(n, 0); }),
+              fault_class::kQLayout, "of every 64 columns the codes are taken in the order 0 29 58 23");
+}
+
 // Equal codes in each run of 16: their order says nothing, and nothing is wrong.
 TEST(QuantisedLayout, OrderAmongEqualCodesIsRight) {
   static constexpr int64_t kFrom[16] = {0, 1, 8, 9, 4, 5, 12, 13, 2, 3, 10, 11, 6, 7, 14, 15};
