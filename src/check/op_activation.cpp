@@ -18,14 +18,16 @@ using Run = std::function<Result<Computed>(const ActivationSpec&)>;
 // The declared activation; nullopt after a report when it is not one that is known.
 std::optional<ActivationSpec> SpecOf(const Subject& s) {
   const std::string word = s.Text("activation", "silu");
-  const auto kind = oracle::ParseActivation(word);
-  if (!kind) {
+  auto spec = oracle::ParseActivation(word);
+  if (!spec) {
     std::string known;
     for (Activation each : oracle::AllActivations()) known.append(known.empty() ? "" : ", ").append(NameOf(each));
     s.report().Missing(s.info().name + ": activation=" + word + " is not known", "record one of " + known);
     return std::nullopt;
   }
-  return ActivationSpec{*kind, s.Number("swiglu_alpha", 1.702), s.Number("swiglu_limit", 7)};
+  spec->alpha = s.Number("swiglu_alpha", spec->alpha);
+  spec->limit = s.Number("swiglu_limit", spec->limit);
+  return spec;
 }
 
 // Another function than the declared one, or its limit left out.
@@ -35,6 +37,7 @@ std::optional<Explanation> OtherFunction(const Subject& s, const ActivationSpec&
     if (kind == declared.kind) continue;
     ActivationSpec spec = declared;
     spec.kind = kind;
+    spec.composed = true;  // which way the other one was computed is not known
     if (const auto other = run(spec); FitsBetter(s, right, other)) {
       return Weighed(s, right, *other,
                      {fault_class::kKernel, "fits the activation " + std::string(NameOf(kind)) + ", " +

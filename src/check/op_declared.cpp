@@ -79,12 +79,11 @@ void JudgeDeclaredOperation(Subject& s, const std::string& kind, const std::vect
       return reshaped(oracle::LinearCombination(terms));
     };
   } else if (kind == "activation") {
-    oracle::ActivationSpec spec;
-    const auto which = oracle::ParseActivation(s.Text("activation", "silu"));
-    if (!which) return Missing(s, "an activation that is known, with it " + s.info().name);
-    spec.kind = *which;
-    spec.alpha = s.Number("swiglu_alpha", 1.702);
-    spec.limit = s.Number("swiglu_limit", 7);
+    const auto declared = oracle::ParseActivation(s.Text("activation", "silu"));
+    if (!declared) return Missing(s, "an activation that is known, with it " + s.info().name);
+    oracle::ActivationSpec spec = *declared;
+    spec.alpha = s.Number("swiglu_alpha", spec.alpha);
+    spec.limit = s.Number("swiglu_limit", spec.limit);
     const bool pairs = s.Text("gate_up_layout", "halves") == "interleaved";
     op.run = [=](std::span<const Array> in) -> Result<oracle::Computed> {
       if (n > 1) return oracle::Gate(in[0], in[1], spec);

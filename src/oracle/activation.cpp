@@ -7,8 +7,8 @@
 namespace assay::oracle {
 namespace {
 
-// Value and the growth of the accumulator's roundings inside: see docs/numerics.md. argument: what one rounding of the
-// sigmoid's argument to the storing type adds, in code that composes the function of stored tensors.
+// Value and the growth of the accumulator's roundings inside: see docs/numerics.md. argument: what roundings to the
+// storing type add before the last ones, each once, in code that composes the function of stored tensors.
 struct Point {
   double value, inner;
   double argument = 0;
@@ -37,11 +37,17 @@ Point Gelu(double x) {
 }
 
 // 0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³))), with (1 + tanh(z/2)) / 2 = sigmoid(z): no cancellation for negative x.
-Point GeluTanh(double x) {
-  const double z = 2 * std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x);
+Point GeluTanh(double x, bool composed) {
+  const double cubic = 0.044715 * x * x * x, z = 2 * std::sqrt(2 / std::numbers::pi) * (x + cubic);
   const double y = z >= 0 ? x / (1 + std::exp(-z)) : x * (std::exp(z) / (1 + std::exp(z)));  // (1 + tanh(z/2)) / 2
+  double argument = 0;
+  if (composed && x != 0 && std::isfinite(z)) {
+    // The argument: constants, x² x, both products and the sum; and tanh itself, which cancels against 1.
+    const double t = std::tanh(z / 2), roundings = 3 + 4 * cubic / (x + cubic);
+    argument = std::abs(x) / 2 * (std::abs(t) + roundings * (1 - t * t) * std::abs(z / 2));
+  }
   // z's rounding moves (1 + tanh) / 2 by at most max(z / (4 cosh²(z/2))) < 0.23 roundoffs.
-  return {y, 2 * std::abs(x)};
+  return {y, 2 * std::abs(x), argument};
 }
 
 // NaN stays NaN, as it does in min and max of the usual kernels.
@@ -55,7 +61,7 @@ Point Act(double x, const ActivationSpec& spec) {
     case Activation::kGelu:
       return Gelu(x);
     case Activation::kGeluTanh:
-      return GeluTanh(x);
+      return GeluTanh(x, spec.composed);
     case Activation::kQuickGelu:
       return Swish(x, 1.702);
     case Activation::kSwigluOai:
@@ -74,9 +80,12 @@ Point Act(double x, const ActivationSpec& spec) {
   return {std::nan(""), 0};
 }
 
-// Roundings to the storing type: argument, sigmoid and product where kernels are composed of them, one where they are
-// fused.
-double StoresOf(Activation kind) { return kind == Activation::kQuickGelu || kind == Activation::kSwigluOai ? 3 : 1; }
+// Roundings to the storing type: argument, sigmoid and product where kernels are composed of them (1 + tanh and
+// product of the tanh form), one where they are fused.
+double StoresOf(const ActivationSpec& spec) {
+  if (spec.kind == Activation::kGeluTanh) return spec.composed ? 2 : 1;
+  return spec.kind == Activation::kQuickGelu || spec.kind == Activation::kSwigluOai ? 3 : 1;
+}
 
 // k 4: exponential, sum, quotient, product. k_inner 8: what the argument of the exponential may be off by, in
 // roundings.
@@ -116,18 +125,19 @@ std::string_view NameOf(Activation kind) {
   return "?";
 }
 
-std::optional<Activation> ParseActivation(std::string_view word) {
+std::optional<ActivationSpec> ParseActivation(std::string_view word) {
   for (const Word& known : kWords) {
-    if (known.name == word) return known.kind;
+    if (known.name == word) return ActivationSpec{known.kind};
   }
-  if (word == "swish") return Activation::kSilu;
-  if (word == "gelu_new" || word == "gelu_pytorch_tanh") return Activation::kGeluTanh;
+  if (word == "swish") return ActivationSpec{Activation::kSilu};
+  if (word == "gelu_pytorch_tanh") return ActivationSpec{Activation::kGeluTanh};
+  if (word == "gelu_new") return ActivationSpec{.kind = Activation::kGeluTanh, .composed = true};
   return std::nullopt;
 }
 
 Computed Activate(const Array& x, const ActivationSpec& spec) {
   Computed c = EmptyLike(x);
-  c.stores = StoresOf(spec.kind);
+  c.stores = StoresOf(spec);
   for (int64_t i = 0; i < x.size(); ++i) {
     const Point p = Act(x[i], spec);
     c.value[i] = p.value;
@@ -143,7 +153,7 @@ Result<Computed> Gate(const Array& gate, const Array& up, const ActivationSpec& 
   }
   const bool oai = spec.kind == Activation::kSwigluOai;
   Computed c = EmptyLike(gate);
-  c.stores = StoresOf(spec.kind) + (oai ? 2 : 1);
+  c.stores = StoresOf(spec) + (oai ? 2 : 1);
   c.floors = Array::Filled(gate.shape);
   for (int64_t i = 0; i < gate.size(); ++i) {
     const Point p = Act(gate[i], spec);

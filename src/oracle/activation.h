@@ -26,10 +26,7 @@ enum class Activation : uint8_t {
 };
 // All of them, in the order in which src/check tries them; static storage.
 std::span<const Activation> AllActivations();
-std::string_view NameOf(Activation kind);  // "gelu_tanh": the word of the metadata
-// Takes the names above, "swish", "gelu_new" and "gelu_pytorch_tanh"; nothing for any other word.
-std::optional<Activation> ParseActivation(std::string_view word);
-
+std::string_view NameOf(Activation kind);                     // "gelu_tanh": the word of the metadata
 enum class GateUpLayout : uint8_t { kHalves, kInterleaved };  // gate then up; gate, up, gate, up, ...
 
 struct ActivationSpec {
@@ -37,7 +34,11 @@ struct ActivationSpec {
   // kSwigluOai: (clamp(up, ±limit) + 1) · g · sigmoid(alpha g), g = min(gate, limit). limit 0: no clamp.
   double alpha = 1.702;
   double limit = 7;
+  // kGeluTanh written out step by step on stored tensors, as `gelu_new` is; otherwise one kernel that rounds once.
+  bool composed = false;
 };
+// Takes the names above, "swish", "gelu_new" and "gelu_pytorch_tanh"; nothing for any other word.
+std::optional<ActivationSpec> ParseActivation(std::string_view word);
 
 // The activation alone, element by element, in the shape of x. kSwigluOai: its gate part. NaN stays NaN.
 Computed Activate(const Array& x, const ActivationSpec& spec);

@@ -2,6 +2,7 @@
 // less than a stated share of it somewhere, so that no bound is so wide that nothing could break it. Operands are
 // random, or chosen so that all roundings fall to one side. docs/numerics.md has the shares.
 #include <algorithm>
+#include <bit>
 #include <tuple>
 
 #include "oracle/activation.h"
@@ -379,6 +380,29 @@ TEST(BoundShare, ComposedSigmoidsRoundTheirArgumentToo) {
   EXPECT_SHARE(1.0 / 2, "quick_gelu_composed", quick, Activate(gate, {Activation::kQuickGelu}), kBf16);
   EXPECT_SHARE(1.0 / 2, "swiglu_oai_composed", oai, Gate(gate, up, {Activation::kSwigluOai}).value(), kBf16);
   EXPECT_SHARE(1.0 / 2, "silu_gate_stored", silu, Gate(gate, up, {Activation::kSilu}).value(), kBf16);
+}
+
+// Every argument in bf16 from -12 to 12; scalars in bf16 too, as some frameworks have them.
+TEST(BoundShare, ComposedTanhFormRoundsEachStep) {
+  Array x = Array::Filled({0});
+  for (uint32_t bits = 0; bits < 0x10000; ++bits) {
+    const double v = std::bit_cast<float>(bits << 16);
+    if (std::abs(v) < 12) x.values.push_back(v);
+  }
+  x.shape = {x.size()};
+  const ActivationSpec spec = *ParseActivation("gelu_new");
+  for (const bool scalars : {false, true}) {
+    const double root = std::sqrt(2 / std::acos(-1.0)), cubic = 0.044715;
+    Array engine = x;
+    for (double& v : engine.values) {
+      const double by = scalars ? ToBf16(cubic) : cubic, times = scalars ? ToBf16(root) : root;
+      const double z = ToBf16(times * ToBf16(v + ToBf16(by * ToBf16(v * v * v))));
+      v = ToBf16(ToBf16(0.5 * v) * ToBf16(1 + ToBf16(std::tanh(z))));
+    }
+    EXPECT_SHARE(1.0 / 3, scalars ? "gelu_new_scalars" : "gelu_new", engine, Activate(x, spec), kBf16);
+    // More than a kernel that rounds once may be off by.
+    EXPECT_FALSE(Compare(engine, Activate(x, {Activation::kGeluTanh}), kBf16)->ok());
+  }
 }
 
 TEST(BoundShare, RouterScoresAndWeights) {

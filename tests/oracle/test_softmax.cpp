@@ -127,8 +127,9 @@ TEST(Activation, ExtremesAndNaNStay) {
 }
 
 TEST(Activation, WordsOfTheMetadataNameEveryKind) {
-  for (const Activation kind : AllActivations()) EXPECT_EQ(ParseActivation(NameOf(kind)), kind);
-  EXPECT_EQ(ParseActivation("gelu_pytorch_tanh"), Activation::kGeluTanh);
+  for (const Activation kind : AllActivations()) EXPECT_EQ(ParseActivation(NameOf(kind))->kind, kind);
+  EXPECT_EQ(ParseActivation("gelu_pytorch_tanh")->kind, Activation::kGeluTanh);
+  EXPECT_TRUE(ParseActivation("gelu_new")->composed);
   EXPECT_FALSE(ParseActivation("no such thing").has_value());
 }
 
