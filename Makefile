@@ -46,10 +46,10 @@ format:  ## apply the formatting
 	@scripts/setup.sh test
 	@scripts/format.sh
 
-check-aarch64:  ## cross-compile the libraries for aarch64
+check-aarch64:  ## cross-compile libraries and program for aarch64
 	@scripts/setup.sh aarch64
 	@cmake -G Ninja -B $(BUILD)/aarch64 -DCMAKE_TOOLCHAIN_FILE=cmake/aarch64.cmake -DCMAKE_BUILD_TYPE=Release \
-	  -DASSAY_TESTS=OFF -DASSAY_BENCH=OFF -DASSAY_CLI=OFF -DASSAY_WERROR=ON
+	  -DASSAY_TESTS=OFF -DASSAY_BENCH=OFF -DASSAY_WERROR=ON
 	@cmake --build $(BUILD)/aarch64
 
 clean:  ## remove build/ (.venv stays)

@@ -6,6 +6,8 @@ find_package(nlohmann_json 3.10 REQUIRED)
 if(ASSAY_CLI)
   find_package(CLI11 2.1 REQUIRED)
   find_package(fmt 9.0 REQUIRED)
+  # The library that is found here is this machine's.
+  set(ASSAY_FMT $<IF:$<BOOL:${CMAKE_CROSSCOMPILING}>,fmt::fmt-header-only,fmt::fmt>)
 endif()
 # GEMM of the native runtime. Absent: a plain loop, slower, same results within the stated bound.
 find_library(ASSAY_OPENBLAS_LIBRARY openblas)

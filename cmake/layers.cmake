@@ -42,7 +42,7 @@ if(ASSAY_CLI)
   file(GLOB cli_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/cli/*.cpp)
   # The description of the host process is libassay's own.
   add_executable(assay ${cli_sources} ${PROJECT_SOURCE_DIR}/src/runtime/process_info.cpp)
-  target_link_libraries(assay PRIVATE assay_report assay_compare assay_model assay_probe CLI11::CLI11 fmt::fmt)
+  target_link_libraries(assay PRIVATE assay_report assay_compare assay_model assay_probe CLI11::CLI11 ${ASSAY_FMT})
   if(ASSAY_SANITIZE)  # half the time to compile, and what counts is in the layers
     target_compile_options(assay PRIVATE -O0)
   endif()
