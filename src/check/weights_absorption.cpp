@@ -8,10 +8,6 @@
 namespace assay {
 namespace {
 
-bool EndsWith(std::string_view text, std::string_view end) {
-  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
-}
-
 // kv_b_proj as heads of dn key rows and dv value rows over c latent columns.
 // MLA's absorbed form (DeepSeek-V2, section 2.1.2): W_UK goes into the query and W_UV behind the attention, so that
 // the cache holds latents alone. Both are slices of kv_b_proj [H (dn + dv), c].
@@ -57,11 +53,11 @@ bool Fits(const Heads& heads, const Absorbed& a, bool key, int64_t first_head, i
 }  // namespace
 
 // These two exist in memory alone: no checkpoint has them.
-bool IsAbsorbed(std::string_view name) { return EndsWith(name, "attn.W_UK_T") || EndsWith(name, "attn.W_UV"); }
+bool IsAbsorbed(std::string_view name) { return name.ends_with("attn.W_UK_T") || name.ends_with("attn.W_UV"); }
 
 void CheckAbsorption(const WeightSource& source, const WeightIndex& index, const MemoryTensor& t, double roundoff,
                      MemoryCheck* check, std::vector<WeightFinding>* found) {
-  const bool key = EndsWith(t.name, "W_UK_T");
+  const bool key = t.name.ends_with("W_UK_T");
   const std::string name = t.name.substr(0, t.name.find("attn.") + 5) + "kv_b_proj.weight";
   const auto at = index.find(name);
   if (at == index.end()) {
@@ -99,7 +95,7 @@ void CheckAbsorption(const WeightSource& source, const WeightIndex& index, const
   DecodeTo(t.data, 0, static_cast<int64_t>(values.size()), t.event.dtype, values.data());
 
   // Square inner axes: "H c dn" and "H dv c" say which is which; left unsaid, either will do.
-  const bool square = d == heads.c, said = t.axes.find(" c ") != std::string::npos || EndsWith(t.axes, " c");
+  const bool square = d == heads.c, said = t.axes.find(" c ") != std::string::npos || t.axes.ends_with(" c");
   std::vector<bool> orders;
   if (!square || said) {
     orders = {square ? t.axes.find(" c ") != std::string::npos : latent_first};

@@ -14,16 +14,12 @@ namespace {
 
 constexpr int64_t kMaxSlabElems = int64_t{1} << 24;  // explanations look at whole rows up to so many elements
 
-bool EndsWith(std::string_view text, std::string_view end) {
-  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
-}
-
 // Names that engines and the native runtime record in phase load. Others (buffers, rotary tables) are nobody's weights.
 bool IsWeightName(std::string_view name) {
-  return EndsWith(name, ".weight") || EndsWith(name, ".bias") || EndsWith(name, "e_score_correction_bias") ||
-         EndsWith(name, ".gate_up_proj") || EndsWith(name, ".down_proj") || EndsWith(name, ".gate_up_proj_bias") ||
-         EndsWith(name, ".down_proj_bias") || EndsWith(name, "attn.W_UK_T") || EndsWith(name, "attn.W_UV") ||
-         EndsWith(name, "attn.sinks");
+  return name.ends_with(".weight") || name.ends_with(".bias") || name.ends_with("e_score_correction_bias") ||
+         name.ends_with(".gate_up_proj") || name.ends_with(".down_proj") || name.ends_with(".gate_up_proj_bias") ||
+         name.ends_with(".down_proj_bias") || name.ends_with("attn.W_UK_T") || name.ends_with("attn.W_UV") ||
+         name.ends_with("attn.sinks");
 }
 
 // Row of the checkpoint that row i of a permuted piece holds (pairs side by side in so many head groups).

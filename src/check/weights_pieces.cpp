@@ -6,10 +6,6 @@
 namespace assay {
 namespace {
 
-bool EndsWith(std::string_view text, std::string_view end) {
-  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
-}
-
 // The whole text as a number, else `absent`.
 int64_t ToInt(std::string_view text, int64_t absent) {
   int64_t value = absent;
@@ -39,9 +35,9 @@ std::vector<Part> DeclaredParts(const std::string& text) {
 
 // Fused projections that engines make under well-known names.
 std::vector<Part> KnownParts(std::string_view stem) {
-  if (EndsWith(stem, ".qkv_proj") || EndsWith(stem, ".qkv")) return {{"q_proj"}, {"k_proj"}, {"v_proj"}};
-  if (EndsWith(stem, ".gate_up_proj")) return {{"gate_proj"}, {"up_proj"}};
-  if (EndsWith(stem, ".fused_qkv_a_proj_with_mqa") || EndsWith(stem, ".fused_qkv_a_proj")) {
+  if (stem.ends_with(".qkv_proj") || stem.ends_with(".qkv")) return {{"q_proj"}, {"k_proj"}, {"v_proj"}};
+  if (stem.ends_with(".gate_up_proj")) return {{"gate_proj"}, {"up_proj"}};
+  if (stem.ends_with(".fused_qkv_a_proj_with_mqa") || stem.ends_with(".fused_qkv_a_proj")) {
     return {{"q_a_proj"}, {"kv_a_proj_with_mqa"}};
   }
   return {};
@@ -94,7 +90,7 @@ class Finder {
   // Of a permuted q or k: how many heads the rows are grouped in, 0 where they are in order (v is never permuted).
   int64_t HeadGroups(const Weight& weight, int64_t rows, std::string_view stem) const {
     int64_t heads = ToInt(t_.Meta("rope_permuted"), 0);
-    if (heads <= 0 || EndsWith(stem, "v_proj") || EndsWith(stem, "v_proj.weight")) return 0;
+    if (heads <= 0 || stem.ends_with("v_proj") || stem.ends_with("v_proj.weight")) return 0;
     if (!t_.Meta("parts").empty() && stem == "k_proj") heads = ConfigInt(source_, "num_key_value_heads", heads);
     if (heads <= 0 || heads > weight.rows()) return 0;
     // The groups of the whole; a shard has its share of them.

@@ -82,10 +82,7 @@ class ByteWeight final : public DecodedWeight<ByteWeight> {
 
   void Parts(int64_t row, WeightParts* parts) const override {
     const size_t n = static_cast<size_t>(cols());
-    parts->code.resize(n);
-    parts->zero.assign(n, 0);
-    parts->scale.resize(n);
-    parts->group.resize(n);
+    parts->Resize(n);
     const uint8_t* codes = reinterpret_cast<const uint8_t*>(code_.data) + row * cols();
     for (int64_t c = 0; c < cols(); ++c) {
       const size_t i = static_cast<size_t>(c);

@@ -87,10 +87,7 @@ class Fp4Weight final : public DecodedWeight<Fp4Weight> {
 
   void Parts(int64_t row, WeightParts* parts) const override {
     const size_t n = static_cast<size_t>(cols());
-    parts->code.resize(n);
-    parts->zero.assign(n, 0);
-    parts->scale.resize(n);
-    parts->group.resize(n);
+    parts->Resize(n);
     const uint8_t* codes = reinterpret_cast<const uint8_t*>(code_.data) + row * (cols() / 2);
     const uint8_t* scales = reinterpret_cast<const uint8_t*>(scale_.data) + row * (cols() / layout_.group);
     for (int64_t c = 0; c < cols(); ++c) {

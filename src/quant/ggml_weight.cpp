@@ -78,10 +78,7 @@ class GgmlWeight final : public DecodedWeight<GgmlWeight> {
 
   void Parts(int64_t row, WeightParts* parts) const override {
     const size_t n = static_cast<size_t>(cols());
-    parts->code.resize(n);
-    parts->zero.assign(n, 0);
-    parts->scale.resize(n);
-    parts->group.resize(n);
+    parts->Resize(n);
     const int64_t blocks = cols() / size_.block_elems;
     const uint8_t* bytes = reinterpret_cast<const uint8_t*>(tensor_.data) + row * blocks * size_.block_bytes;
     GgmlBlock block;

@@ -21,6 +21,14 @@ namespace assay {
 struct WeightParts {
   std::vector<double> code, zero, scale;
   std::vector<int32_t> group;  // which scale of the row's block of rows
+
+  // Room for n elements; zeros are 0, the others what they were.
+  void Resize(size_t n) {
+    code.resize(n);
+    zero.assign(n, 0);
+    scale.resize(n);
+    group.resize(n);
+  }
 };
 
 // Of all decoded float elements.
