@@ -349,7 +349,7 @@ CheckResult Assembly::Result() {
   c.payloads = capture_.payload_count();
   for (const Damage& d : trace.damages()) c.damages += d.benign ? 0 : 1;
   c.damages += trace.payload_damages().size();
-  for (const TraceProcess& p : trace.processes()) c.dropped += p.dropped;
+  for (const TraceProcess& p : trace.processes()) c.dropped += p.drops.total();
   c.checks_run = checks_.size();
   for (const CheckReport& r : reports_) {
     c.results_judged += r.n_right_ + r.found_.size();

@@ -20,6 +20,7 @@
 #include "cli/recorded_command.h"
 #include "io/json.h"
 #include "probe/settings.h"
+#include "report/show_report.h"
 #include "report/text_table.h"
 #include "trace/reader.h"
 
@@ -70,7 +71,8 @@ struct ProcessSummary {
   std::string file;
   int32_t rank = 0;
   int64_t pid = 0;
-  uint64_t events = 0, sites = 0, dropped = 0;
+  uint64_t events = 0, sites = 0;
+  DropCounts drops;
   bool closed = false;
   std::vector<CoverageNote> coverage;
 };
@@ -91,7 +93,7 @@ struct RunReport {
   }
   uint64_t dropped() const {
     uint64_t sum = 0;
-    for (const ProcessSummary& p : processes) sum += p.dropped;
+    for (const ProcessSummary& p : processes) sum += p.drops.total();
     return sum;
   }
   // A probe that another process of the run has in place: what it is not found in does not matter.
@@ -132,7 +134,7 @@ void ReadTraces(const std::string& dir, const std::set<std::string>& before, Run
       }
       index.push_back(report->processes.size());
       report->processes.push_back({process.file, process.info.rank, process.info.pid, 0, process.sites.size(),
-                                   process.dropped, process.closed, process.coverage});
+                                   process.drops, process.closed, process.coverage});
     }
     if (report->processes.size() == first) continue;
     report->folders.push_back(folder);
@@ -195,8 +197,8 @@ std::string ToText(const RunReport& report, const RunOptions& options, bool to_s
   }
   for (const std::string& folder : report.folders) line("trace " + folder);
   for (const ProcessSummary& p : report.processes) {
-    line(fmt::format("  rank {} pid {}: {} events at {} sites, {} dropped{}", p.rank, p.pid, p.events, p.sites,
-                     p.dropped, p.closed ? "" : ", not closed (killed, or still running)"));
+    line(fmt::format("  rank {} pid {}: {} events at {} sites, {}{}", p.rank, p.pid, p.events, p.sites,
+                     DropsText(p.drops), p.closed ? "" : ", not closed (killed, or still running)"));
     uint64_t silent = 0, attached = 0;
     for (const CoverageNote& note : p.coverage) {
       attached += note.reason == "attached" ? 1 : 0;
@@ -231,7 +233,8 @@ Json ToJson(const RunReport& report, const RunOptions& options, int exit_code) {
                          {"pid", p.pid},
                          {"events", p.events},
                          {"sites", p.sites},
-                         {"dropped", p.dropped},
+                         {"dropped", p.drops.total()},
+                         {"drops", DropsJson(p.drops)},
                          {"closed", p.closed},
                          {"coverage", coverage}});
   }

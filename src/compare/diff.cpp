@@ -85,7 +85,7 @@ void NoteOtherModels(const Trace& a, const Trace& b, Coverage* coverage) {
 void NoteLosses(const Trace& trace, const char* side, Coverage* coverage) {
   uint64_t dropped = 0, open = 0, damaged = 0;
   for (const TraceProcess& process : trace.processes()) {
-    dropped += process.dropped;
+    dropped += process.drops.total();
     open += !process.closed;
   }
   for (const Damage& damage : trace.damages()) damaged += !damage.benign;

@@ -199,6 +199,21 @@ void AddRow(const ShownEvent& shown, bool wide, TextTable* table) {
 
 }  // namespace
 
+std::string DropsText(const DropCounts& drops) {
+  std::string reasons;
+  for (const auto& [reason, count] : drops.by_reason()) {
+    if (count != 0)
+      reasons.append(reasons.empty() ? " (" : ", ").append(reason).append(" ").append(std::to_string(count));
+  }
+  return std::to_string(drops.total()) + " dropped" + (reasons.empty() ? "" : reasons + ")");
+}
+
+Json DropsJson(const DropCounts& drops) {
+  Json out = Json::object();
+  for (const auto& [reason, count] : drops.by_reason()) out[reason] = count;
+  return out;
+}
+
 // Filters look at what can be read in place; only events that are shown are decoded.
 ShowModel MakeShowModel(const Trace& trace, const ShowOptions& options) {
   ShowModel model;
@@ -279,10 +294,11 @@ Json ShowJson(const Trace& trace, const ShowModel& model) {
     p["command"] = process.info.command;
     p["cwd"] = process.info.cwd;
     p["meta"] = MetaJson(process.info.meta);
-    p["dropped"] = process.dropped;
+    p["dropped"] = process.drops.total();
+    p["drops"] = DropsJson(process.drops);
     p["closed"] = process.closed;
     j["processes"].push_back(std::move(p));
-    dropped += process.dropped;
+    dropped += process.drops.total();
     for (const RequestInfo& request : process.requests) {
       Json r;
       r["key"] = HexKey(request.key);
@@ -344,8 +360,7 @@ std::string ShowText(const Trace& trace, const ShowModel& model, bool wide) {
                 (note.count > 0 ? " (" + std::to_string(note.count) + ")" : "") +
                 (note.detail.empty() ? "" : ", " + OneLine(note.detail)) + "\n";
     }
-    if (process.dropped > 0)
-      losses += "  " + process.file + ": " + std::to_string(process.dropped) + " events dropped\n";
+    if (process.drops.total() > 0) losses += "  " + process.file + ": " + DropsText(process.drops) + "\n";
     if (!process.closed) losses += "  " + process.file + ": not closed by its writer\n";
   }
   for (const Damage& damage : trace.damages()) {

@@ -36,6 +36,11 @@ struct ShowModel {
   std::vector<Damage> payload_damages;  // of the events shown, whose payloads are read and checked
 };
 
+// "5 dropped (disk_full 3, internal 2)", without the brackets when there are none.
+std::string DropsText(const DropCounts& drops);
+// {"byte_cap": 0, "disk_full": 3, ...}, keys of docs/json.md.
+Json DropsJson(const DropCounts& drops);
+
 // Reads the payloads of the events shown, so that damage in them is seen. trace must outlive the call only.
 ShowModel MakeShowModel(const Trace& trace, const ShowOptions& options);
 Json ShowJson(const Trace& trace, const ShowModel& model);

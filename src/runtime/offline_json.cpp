@@ -61,7 +61,7 @@ void WriteProcess(const TraceProcess& p, Writer* w) {
   w->Field("cwd", p.info.cwd);
   w->Field("meta", p.info.meta);
   w->Field("closed", p.closed);
-  w->Field("dropped", p.dropped);
+  w->Field("dropped", p.drops.total());
   w->BeginList("sites");
   for (const SiteInfo& s : p.sites) {
     json.BeginObject();

@@ -2,6 +2,7 @@
 // docs/trace-format.md has the bytes; docs/fields.md has the same fields for users of the C ABI and Python.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -108,6 +109,20 @@ struct RequestInfo {
   int64_t ordinal = 0;    // among equal prompts of the run, from 0
   std::string engine_id;  // the engine's own id, may be empty
   std::vector<int64_t> tokens;
+};
+
+// Observations lost, by reason; the same numbers stand in the file's live area (format::DropReason).
+struct DropCounts {
+  uint64_t byte_cap = 0;
+  uint64_t disk_full = 0;
+  uint64_t payload_budget = 0;
+  uint64_t internal = 0;
+  uint64_t total() const { return byte_cap + disk_full + payload_budget + internal; }
+  // Names as in manifest.json, in the order of the file's words.
+  std::array<std::pair<const char*, uint64_t>, 4> by_reason() const {
+    return {
+        {{"byte_cap", byte_cap}, {"disk_full", disk_full}, {"payload_budget", payload_budget}, {"internal", internal}}};
+  }
 };
 
 struct CoverageNote {

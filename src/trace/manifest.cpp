@@ -27,8 +27,7 @@ void WriteProcess(const TraceFileIndex& index, const std::string& file_name, Jso
   json->Key("sites"), json->UInt(process.sites.size());
   json->Key("requests"), json->UInt(process.requests.size());
   json->Key("dropped"), json->BeginObject();
-  static constexpr const char* kReasons[4] = {"byte_cap", "disk_full", "payload_budget", "internal"};
-  for (size_t i = 0; i < 4; ++i) json->Key(kReasons[i]), json->UInt(index.drops[i]);
+  for (const auto& [reason, count] : process.drops.by_reason()) json->Key(reason), json->UInt(count);
   json->EndObject();
   json->Key("run_again"), json->String("cd " + ShellQuote(info.cwd) + " && " + ShellCommand(info.command));
   json->Key("command"), json->BeginArray();
@@ -118,7 +117,7 @@ Status RebuildManifest(const std::string& dir) {
     if (status.ok()) {
       WriteProcess(index, name, &json);
       events += index.event_count_hint;
-      dropped += index.process.dropped;
+      dropped += index.process.drops.total();
     } else {
       json.Key("file"), json.String(name);
       json.Key("error"), json.String(status.message());

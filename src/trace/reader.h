@@ -97,8 +97,7 @@ struct TraceProcess {
   std::vector<SiteInfo> sites;  // sites[id].id == id; a name whose record is lost is "lost-site-ID"
   std::vector<RequestInfo> requests;
   std::vector<CoverageNote> coverage;
-  // Events that the writer counted as dropped, all reasons together.
-  uint64_t dropped = 0;
+  DropCounts drops;
   bool closed = false;  // the writer reached Close()
 };
 

@@ -167,11 +167,8 @@ LiveArea ReadLive(std::span<const unsigned char> bytes, TraceFileIndex* index) {
     std::memcpy(&live, bytes.data() + format::kLiveOffset, sizeof live);
   }
   index->process.closed = live.closed == 1;
-  index->process.dropped = 0;
-  for (size_t i = 0; i < 4; ++i) {
-    index->drops[i] = live.drops[i];
-    index->process.dropped += live.drops[i];
-  }
+  index->process.drops = {live.drops[format::kDropByteCap], live.drops[format::kDropDiskFull],
+                          live.drops[format::kDropPayloadBudget], live.drops[format::kDropInternal]};
   index->event_count_hint = live.next_sequence;
   return live;
 }

@@ -18,7 +18,6 @@ struct TraceFileIndex {
   std::vector<Damage> damages;
   std::vector<uint64_t> events;   // offsets of checked event records, ascending; 8 bytes an event
   uint64_t event_count_hint = 0;  // of the live counters: events given space
-  uint64_t drops[4] = {};         // by format::DropReason
 };
 
 // first_nonzero(from): first offset >= from whose byte is not zero, or the size; called for the tail behind the

@@ -26,15 +26,6 @@ struct TraceWriterOptions {
   int (*reserve_hook)(uint64_t offset, uint64_t size_bytes) = nullptr;  // tests: an errno to fail a growth with, or 0
 };
 
-// Observations lost, by reason; the same numbers stand in the file's live area.
-struct DropCounts {
-  uint64_t byte_cap = 0;
-  uint64_t disk_full = 0;
-  uint64_t payload_budget = 0;
-  uint64_t internal = 0;
-  uint64_t total() const { return byte_cap + disk_full + payload_budget + internal; }
-};
-
 class TraceWriter {
  public:
   // process: pid and start time are filled in when 0. kUsage: no folder named. kEnvironment: the folder or the file

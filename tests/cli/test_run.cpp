@@ -132,6 +132,14 @@ TEST_F(RunCommand, ReportOnStdoutIsAloneThere) {
   EXPECT_NE(run.err.find("of the command\n"), std::string::npos) << run.err;
 }
 
+TEST_F(RunCommand, DropsHaveTheirReasons) {
+  const Output run = Run({"--level", "payload", "--budget", "payload=1B", "--json", "r.json", "--", host_});
+  const Json report = ReadJson("r.json");
+  ASSERT_GT(report["dropped"], 0) << run.err;
+  EXPECT_EQ(report["processes"][0]["drops"]["payload_budget"], report["dropped"]);
+  EXPECT_NE(run.err.find("dropped (payload_budget "), std::string::npos) << run.err;
+}
+
 TEST_F(RunCommand, RankAndPidInTheFolderNameAreFound) {
   const Output run = Run({"--dir", "t-%r-%p", "--json", "r.json", "--", host_}, {"RANK=3"});
   ASSERT_EQ(run.exit_code, 0) << run.err;

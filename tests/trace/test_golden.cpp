@@ -37,7 +37,7 @@ std::string ReportOf(const Bytes& bytes) {
   }
   const TraceProcess& p = trace.processes()[0];
   out += Line("process %s pid %lld rank %d of %d, closed %d, dropped %llu\n", p.info.host.c_str(),
-              static_cast<long long>(p.info.pid), p.info.rank, p.info.world_size, p.closed, Ull{p.dropped});
+              static_cast<long long>(p.info.pid), p.info.rank, p.info.world_size, p.closed, Ull{p.drops.total()});
   for (const std::string& word : p.info.command) out += "command " + word + "\n";
   for (const auto& [key, value] : p.info.meta) out += "meta " + key + "=" + value + "\n";
   for (const SiteInfo& s : p.sites)

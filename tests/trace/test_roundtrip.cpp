@@ -165,7 +165,7 @@ TEST(RoundTrip, ProcessSitesRequestsAndCoverageComeBack) {
   ASSERT_EQ(trace->processes().size(), 1u);
   const TraceProcess& p = trace->processes()[0];
   EXPECT_TRUE(p.closed);
-  EXPECT_EQ(p.dropped, 0u);
+  EXPECT_EQ(p.drops.total(), 0u);
   EXPECT_EQ(p.info.host, "testhost");
   EXPECT_EQ(p.info.rank, 1);
   EXPECT_EQ(p.info.command, SomeProcess().command);

@@ -122,7 +122,7 @@ TEST(Writer, ByteCapDropsEventsAndKeepsTheRest) {
   ASSERT_TRUE(writer->Close().ok());
   auto trace = OpenTrace(writer->dir());
   EXPECT_EQ(trace->event_count(), static_cast<uint64_t>(written));
-  EXPECT_EQ(trace->processes()[0].dropped, static_cast<uint64_t>(1000 - written));
+  EXPECT_EQ(trace->processes()[0].drops.byte_cap, static_cast<uint64_t>(1000 - written));
   EXPECT_EQ(trace->processes()[0].coverage.size(), 1u);
 }
 
