@@ -25,33 +25,39 @@ namespace {
 
 using format::DropReason;
 
-// `with` is not searched again: a host name with "%p" in it stays what it is.
-std::string ReplaceAll(std::string text, const std::string& what, const std::string& with) {
-  for (size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + with.size())) {
-    text.replace(at, what.size(), with);
+// In one pass: what stands in the place of a % is not searched for others, and "%%p" is a percent and a p.
+std::string Expanded(std::string_view pattern, const ProcessInfo& process, int number) {
+  std::string out;
+  for (size_t i = 0; i < pattern.size(); ++i) {
+    const char what = pattern[i] == '%' && i + 1 < pattern.size() ? pattern[i + 1] : '\0';
+    std::string with(1, pattern[i]);  // what means nothing stays
+    if (what == 'r') with = std::to_string(process.rank);
+    if (what == 'p') with = std::to_string(process.pid);
+    if (what == 'h') with = SafeFileName(process.host);
+    if (what == 'i') with = std::to_string(number);
+    i += std::string_view("rphi%").find(what) != std::string_view::npos;
+    out += with;
   }
-  return text;
+  while (out.size() > 1 && out.back() == '/') out.pop_back();
+  return out;
 }
 
 // Expands % and makes the folder. %i takes the first number whose folder does not exist yet.
 Result<std::string> MakeTraceDir(const std::string& pattern, const ProcessInfo& process) {
   if (pattern.empty()) return Status::Usage("trace folder: empty path; set ASSAY_DIR or pass a folder");
-  std::string dir = ReplaceAll(pattern, "%r", std::to_string(process.rank));
-  dir = ReplaceAll(dir, "%p", std::to_string(process.pid));
-  dir = ReplaceAll(dir, "%h", SafeFileName(process.host));
-  while (dir.size() > 1 && dir.back() == '/') dir.pop_back();
-  if (dir.find("%i") == std::string::npos) {
+  const std::string dir = Expanded(pattern, process, 0);
+  if (dir == Expanded(pattern, process, 1)) {  // no %i
     ASSAY_RETURN_IF_ERROR(MakeDirs(dir));
     return dir;
   }
   for (int i = 0; i < 1000000; ++i) {
-    const std::string candidate = ReplaceAll(dir, "%i", std::to_string(i));
+    const std::string candidate = Expanded(pattern, process, i);
     const size_t slash = candidate.rfind('/');
     if (slash != std::string::npos && slash > 0) ASSAY_RETURN_IF_ERROR(MakeDirs(candidate.substr(0, slash)));
     if (::mkdir(candidate.c_str(), 0777) == 0) return candidate;  // atomic: two processes never get the same number
     if (errno != EEXIST) return ErrnoStatus(candidate, "cannot make the trace folder", errno);
   }
-  return Status::Environment(dir + ": no free number for %i below 1000000");
+  return Status::Environment(pattern + ": no free number for %i below 1000000");
 }
 
 // A record that a forked child must have in its own file too: process metadata and sites. The list only grows, and

@@ -366,6 +366,8 @@ TEST(Writer, FolderPatternNamesRankPidHostAndTheNextFreeNumber) {
   EXPECT_EQ(open("/r%r-p%p-%h"), dir.path() + "/r1-p77-testhost");
   EXPECT_EQ(open("/a/%i/"), dir.path() + "/a/0");
   EXPECT_EQ(open("/a/%i"), dir.path() + "/a/1");
+  EXPECT_EQ(open("/100%%-%%p"), dir.path() + "/100%-%p");
+  EXPECT_EQ(open("/%%i"), dir.path() + "/%i");
 }
 
 TEST(Payload, EqualContentIsStoredOnceAcrossWriters) {
