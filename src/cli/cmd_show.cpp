@@ -7,9 +7,9 @@
 #include <string_view>
 #include <vector>
 
+#include "base/glob.h"
 #include "cli/commands.h"
 #include "cli/exit_codes.h"
-#include "compare/bounds.h"
 #include "probe/settings.h"
 #include "report/show_report.h"
 #include "report/text_table.h"

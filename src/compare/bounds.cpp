@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "base/glob.h"
+
 namespace assay {
 namespace {
 
@@ -15,27 +17,6 @@ double ChiSquareTail(double x, int k) {
     sum += term;
   }
   return std::exp(-x / 2 + std::log(sum));
-}
-
-// One character class at pattern[*i] == '['; moves *i behind it. A class that is not closed matches nothing, where the
-// recorder's filters take it as text: tolerances are typed by hand, and CheckPatterns then says so.
-bool ClassMatches(std::string_view pattern, size_t* i, char c) {
-  size_t j = *i + 1;
-  const bool negated = j < pattern.size() && pattern[j] == '!';
-  if (negated) ++j;
-  bool found = false;
-  // A ']' right behind the bracket is a member, as in a shell.
-  for (bool first = true; j < pattern.size() && (first || pattern[j] != ']'); first = false) {
-    if (j + 2 < pattern.size() && pattern[j + 1] == '-' && pattern[j + 2] != ']') {
-      found |= pattern[j] <= c && c <= pattern[j + 2];
-      j += 3;
-    } else {
-      found |= pattern[j++] == c;
-    }
-  }
-  if (j >= pattern.size()) return false;
-  *i = j + 1;
-  return found != negated;
 }
 
 }  // namespace
@@ -151,38 +132,6 @@ Status Tolerance::CheckPatterns(const std::vector<std::string>& sites) const {
     return Status::Usage("tolerance: no site of the traces matches \"" + entry.pattern + "\"");
   }
   return {};
-}
-
-bool GlobMatches(std::string_view pattern, std::string_view text) {
-  // Back to the last star on a mismatch: linear in pattern times text, no recursion.
-  size_t p = 0, t = 0;
-  size_t star = std::string_view::npos, mark = 0;
-  while (t < text.size()) {
-    size_t next = p;
-    if (p < pattern.size() && pattern[p] == '*') {
-      star = p++;
-      mark = t;
-      continue;
-    }
-    bool hit = false;
-    if (p < pattern.size() && pattern[p] == '[') {
-      hit = ClassMatches(pattern, &next, text[t]);
-    } else if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == text[t])) {
-      next = p + 1;
-      hit = true;
-    }
-    if (hit) {
-      p = next;
-      ++t;
-    } else if (star != std::string_view::npos) {
-      p = star + 1;
-      t = ++mark;
-    } else {
-      return false;
-    }
-  }
-  while (p < pattern.size() && pattern[p] == '*') ++p;
-  return p == pattern.size();
 }
 
 }  // namespace assay

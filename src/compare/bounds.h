@@ -48,7 +48,7 @@ double RoundingNoise(double u, double roundings, bool contracts, double k);
 double PairChange(double l2, int64_t cols, int terms, double p);
 
 // "1e-5,layers.*.q:1e-3": the last matching entry holds; an entry without a pattern holds for every site. Patterns are
-// globs (* ? [..]) over the canonical name.
+// globs (base/glob.h) over the canonical name.
 class Tolerance {
  public:
   static Result<Tolerance> Parse(std::string_view text);  // kUsage names the entry and what is wrong with it
@@ -64,8 +64,5 @@ class Tolerance {
   };
   std::vector<Entry> entries_;
 };
-
-// Glob over the whole text: * any run, ? one character, [a-z] and [!a-z] classes.
-bool GlobMatches(std::string_view pattern, std::string_view text);
 
 }  // namespace assay

@@ -7,8 +7,8 @@
 #include <tuple>
 #include <unordered_map>
 
+#include "base/glob.h"
 #include "base/version.h"
-#include "compare/bounds.h"
 #include "report/text_table.h"
 #include "stats/sketch_math.h"
 

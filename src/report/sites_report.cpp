@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <span>
 
+#include "base/glob.h"
 #include "base/version.h"
-#include "compare/bounds.h"
 #include "report/text_table.h"
 #include "sites/site_table.h"
 

@@ -153,6 +153,15 @@ TEST(Tolerance, PatternWithoutASiteIsAUsageError) {
   EXPECT_NE(refused.message().find("layers.*.qq"), std::string::npos);
 }
 
+// The recorder's filters and tolerances read one pattern in one way.
+TEST(Tolerance, SetsAreThoseOfFilters) {
+  const auto tolerance = Tolerance::Parse("layers.[^0].q:1e-3,a[b:1e-2");
+  ASSERT_TRUE(tolerance.ok());
+  EXPECT_EQ(tolerance->of("layers.1.q"), 1e-3);
+  EXPECT_EQ(tolerance->of("layers.0.q"), -1);
+  EXPECT_EQ(tolerance->of("a[b"), 1e-2);
+}
+
 // A tolerance that parses to something else than was meant would hide faults.
 TEST(Tolerance, NonsenseIsAUsageError) {
   for (const char* text : {"x", "1e-5,", ",", "q:", ":1", "q:nan", "-1", "1e-5 ", "inf"}) {
@@ -161,17 +170,6 @@ TEST(Tolerance, NonsenseIsAUsageError) {
     EXPECT_EQ(tolerance.status().code(), Code::kUsage) << text;
   }
   EXPECT_TRUE(Tolerance::Parse("").ok());
-}
-
-TEST(GlobMatches, StarsQuestionMarksAndClasses) {
-  EXPECT_TRUE(GlobMatches("layers.*.attn.*", "layers.12.attn.out"));
-  EXPECT_FALSE(GlobMatches("layers.*.attn.*", "layers.12.mlp.down"));
-  EXPECT_TRUE(GlobMatches("*a*b", "xaxxab"));
-  EXPECT_TRUE(GlobMatches("layers.[0-3].out", "layers.2.out"));
-  EXPECT_FALSE(GlobMatches("layers.[!0-3].out", "layers.2.out"));
-  EXPECT_FALSE(GlobMatches("a[bc", "ab"));
-  EXPECT_TRUE(GlobMatches("*", ""));
-  EXPECT_FALSE(GlobMatches("?", ""));
 }
 
 }  // namespace
