@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <set>
 #include <unordered_map>
 
 #include "compare/row_values.h"
@@ -88,6 +89,15 @@ class Explainer {
       f(request, rows);
       begin = end;
     }
+  }
+
+  // That recorded the site on a side, ascending.
+  std::set<int32_t> RanksOf(uint32_t site, int side) const {
+    const JointSite& s = index_.sites[site];
+    std::set<int32_t> ranks;
+    for (size_t i = s.begin[side]; i < s.end[side]; ++i)
+      ranks.insert(index_.trace[side]->event(index_.pieces[side][i].event).rank());
+    return ranks;
   }
 
   // Both sides' values of the wrong rows; rows that a side lacks are left out.
@@ -332,8 +342,7 @@ class Explainer {
         for (const WrongRow& wrong : rows_) {
           wanted.emplace(Key(wrong.request, wrong.position), &wrong.value[side]);
         }
-        // Partial results of 64 ranks at most are tried.
-        for (int32_t rank = 0; rank < 64; ++rank) {
+        for (const int32_t rank : RanksOf(s, side)) {
           size_t equal = 0;
           ForEachRequest(s, side, rank, [&](uint32_t request, const SideRows& values) {
             for (const RowValue& value : values.rows) {

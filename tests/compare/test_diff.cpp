@@ -191,19 +191,22 @@ TEST_F(DiffTest, ConstantFactorIsFitted) {
   EXPECT_NE(r.findings[0].constant.find("1.2500"), std::string::npos) << r.findings[0].constant;
 }
 
-// The result is rank 1's part alone: the parts are right, their sum is not.
+// The result is the second rank's part alone: the parts are right, their sum is not.
 TEST_F(DiffTest, MissingReductionNamesTheSum) {
-  ToyOptions a, b;
-  a.ranks = b.ranks = 2;
-  Matrix part;
-  b.fault = [&](const std::string& name, int, int64_t, Matrix* m) {
-    if (name == "layers.1.mlp.down.partial1") part = *m;
-    if (name == "layers.1.mlp.down") *m = part;
-  };
-  const DiffResult r = Compare(a, b);
-  ASSERT_EQ(r.verdict, Verdict::kFault);
-  EXPECT_EQ(r.findings[0].name, "layers.1.mlp.down");
-  EXPECT_EQ(r.findings[0].cls, "REDUCE") << Describe(r);
+  for (const int first_rank : {0, 100}) {
+    ToyOptions a, b;
+    a.ranks = b.ranks = 2;
+    a.first_rank = b.first_rank = first_rank;
+    Matrix part;
+    b.fault = [&](const std::string& name, int, int64_t, Matrix* m) {
+      if (name == "layers.1.mlp.down.partial1") part = *m;
+      if (name == "layers.1.mlp.down") *m = part;
+    };
+    const DiffResult r = Compare(a, b);
+    ASSERT_EQ(r.verdict, Verdict::kFault);
+    EXPECT_EQ(r.findings[0].name, "layers.1.mlp.down");
+    EXPECT_EQ(r.findings[0].cls, "REDUCE") << Describe(r);
+  }
 }
 
 TEST_F(DiffTest, WrongPartialResultNamesItsRank) {

@@ -39,6 +39,7 @@ struct ToyOptions {
   bool backwards = false;  // sums run from the other end: another rounding, same value
   bool bf16 = false;       // every tensor is rounded to bf16
   int ranks = 1;           // heads are recorded as that many shards, o_proj and mlp.down as partial sums
+  int first_rank = 0;      // others of a larger run recorded nothing
   int key_shards = 0;  // heads of attn.k*, and a weight of layer 0's, are recorded as that many shards, each by ranks /
                        // key_shards ranks
   bool row_grid = true;
@@ -167,7 +168,7 @@ class ToyModel {
     o.site = site;
     o.axes = axes;
     o.view = {m.v.data(), DType::kF32, shape, strides, 0};
-    o.rank = rank;
+    o.rank = options_.first_rank + rank;
     o.step = step_;
     o.phase = m.rows > 1 ? Phase::kPrefill : Phase::kDecode;
     o.compute_dtype = options_.bf16 ? DType::kBF16 : DType::kF32;
@@ -310,7 +311,7 @@ class ToyModel {
       o.site = site;
       o.axes = "d";
       o.view = {part.v.data(), DType::kF32, shape, strides, 0};
-      o.rank = rank;
+      o.rank = options_.first_rank + rank;
       o.shard = {shard, options_.key_shards, first, 2 * kDim};
       EXPECT_TRUE(recorder_->Record(o).ok());
     }
