@@ -57,8 +57,9 @@ Status MakeDirs(const std::string& path) {
     end = path.find('/', end + 1);
     const std::string part = path.substr(0, end);
     if (part.empty() || IsDirectory(part)) continue;
-    if (::mkdir(part.c_str(), 0777) != 0 && !(errno == EEXIST && IsDirectory(part))) {
-      return ErrnoStatus(part, "cannot make the folder", errno);
+    const int error = ::mkdir(part.c_str(), 0777) == 0 ? 0 : errno;  // looking at the folder sets another
+    if (error != 0 && !(error == EEXIST && IsDirectory(part))) {
+      return ErrnoStatus(part, "cannot make the folder", error);
     }
   }
   return {};

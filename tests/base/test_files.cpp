@@ -49,6 +49,8 @@ TEST_F(Files, MakeDirsMakesEveryLevelAndTakesExistingOnes) {
   EXPECT_TRUE(IsDirectory(dir_ + "/a/b/c"));
   ASSERT_TRUE(AtomicWriteFile(dir_ + "/file", "").ok());
   EXPECT_EQ(MakeDirs(dir_ + "/file/sub").code(), Code::kEnvironment);
+  ASSERT_EQ(::symlink("nowhere", (dir_ + "/link").c_str()), 0);
+  EXPECT_NE(MakeDirs(dir_ + "/link").message().find("File exists"), std::string::npos);
 }
 
 TEST_F(Files, ReadRefusesMoreThanItsLimit) {
