@@ -4,6 +4,7 @@
 // Equal rows are right where the inputs are equal: equal tokens, equal prefixes, zero rows. So a row counts when the
 // row of its own input differs, and the tokens of the two rows are not known to be equal.
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <unordered_map>
 
@@ -46,8 +47,8 @@ class StaleRows final : public ScanCheck {
       if (fresh) {
         site.order.push_back(at->first);
         if (site.order.size() > kMaxRowsKept) {
-          site.rows.erase(site.order[site.oldest]);
-          site.order[site.oldest++] = 0;
+          site.rows.erase(site.order.front());
+          site.order.pop_front();
         }
         continue;
       }
@@ -96,8 +97,7 @@ class StaleRows final : public ScanCheck {
   };
   struct Site {
     std::unordered_map<uint64_t, Row> rows;  // by digest
-    std::vector<uint64_t> order;
-    size_t oldest = 0;
+    std::deque<uint64_t> order;              // of `rows`, the oldest first
   };
   // So many coincidences are judged; a fault shows in the first of them.
   static constexpr size_t kMaxPairs = 4096;
