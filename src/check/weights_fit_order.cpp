@@ -63,13 +63,7 @@ std::vector<double> RoundLike(const WeightSlab& s) {
   return out;
 }
 
-// Row i of the order with pairs side by side, in `heads` groups, holds this row of the half-split order; and back.
-// Two layouts of the pairs that rotary embeddings turn (Su et al., RoFormer, section 3.4.2: pairs (2i, 2i + 1); the
-// half-split form pairs i with i + d/2). Importers permute the rows of q_proj and k_proj from one to the other.
-int64_t SideBySide(int64_t i, int64_t rows, int64_t heads) {
-  const int64_t d = rows / heads, within = i % d;
-  return i - within + within % 2 * (d / 2) + within / 2;
-}
+// The way back from SideBySide.
 int64_t Apart(int64_t i, int64_t rows, int64_t heads) {
   const int64_t d = rows / heads, within = i % d;
   return i - within + within % (d / 2) * 2 + within / (d / 2);

@@ -22,14 +22,6 @@ bool IsWeightName(std::string_view name) {
          name.ends_with("attn.sinks");
 }
 
-// Row of the checkpoint that row i of a permuted piece holds (pairs side by side in so many head groups).
-// Engines that rotate neighbouring elements permute rows of q and k at load: within each head, row 2i of memory is row
-// i of the checkpoint, row 2i + 1 is row i + d / 2.
-int64_t SideBySide(int64_t i, int64_t rows, int64_t heads) {
-  const int64_t d = rows / heads, within = i % d;
-  return i - within + within % 2 * (d / 2) + within / 2;
-}
-
 // Row of the checkpoint's weight, of the whole and not of the shard.
 int64_t SourceRow(const WeightPiece& p, int64_t i) {
   const bool permuted = p.rope_permuted > 0 && p.rows % (2 * p.rope_permuted) == 0;

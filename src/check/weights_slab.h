@@ -41,6 +41,14 @@ struct WeightSlab {
   bool Predicts(int64_t i, double factor) const;
 };
 
+// Engines that rotate neighbouring elements (2i, 2i + 1) reorder the rows of q and k at load, where the half-split form
+// pairs i with i + d/2 (Su et al., RoFormer, section 3.4.2): the row of the half-split order that row i then holds, of
+// so many rows in `heads` groups of d.
+inline int64_t SideBySide(int64_t i, int64_t rows, int64_t heads) {
+  const int64_t d = rows / heads, within = i % d;
+  return i - within + within % 2 * (d / 2) + within / 2;
+}
+
 // A fitted number and what it is; NaN: none.
 struct Constant {
   double value = std::numeric_limits<double>::quiet_NaN();
