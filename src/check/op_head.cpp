@@ -60,9 +60,8 @@ int64_t TokenOfRow(const Subject& s, const Tensor& table, double scale, int64_t 
   return -1;
 }
 
-// Each wrong row as the row of another token.
-// Looks for each wrong row in the whole table, in the order of tokens. One shift for all of them is said as a constant:
-// a table that was cut or padded at its beginning.
+// Each wrong row as that of another token, the first one of the whole table. One shift for all of them is said as a
+// constant: a table that was cut or padded at its beginning.
 std::optional<Explanation> OtherRows(const Subject& s, const Difference& d, const Tensor& table,
                                      const std::vector<int64_t>& tokens, double scale, const oracle::Computed& right) {
   std::vector<int64_t> used = tokens;

@@ -108,7 +108,8 @@ void CheckRepeats(const Capture& capture, CheckReport* report) {
         report->Right(info.id);
         continue;
       }
-      // Sums taken in another order differ by roundings: at most one a term, and no row here has more than 2^16.
+      // Sums taken in another order differ by roundings of partial sums. They walk at random: 2^12 partial sums as
+      // large as the row's largest magnitude come to 64 u of it.
       const double u = IsFloat(info.event.dtype)
                            ? std::max(UnitRoundoff(info.event.compute_dtype), UnitRoundoff(info.event.dtype))
                            : 0;
