@@ -25,8 +25,8 @@ Status Check(const Problem& p) {
   }
   for (const NamedArray& array : p.arrays) {
     const int64_t size = static_cast<int64_t>(array.values.size());
-    const bool whole = !array.as_candidate && !array.as_term;
-    if ((!whole && size != n) || (array.as_rows && size % (p.heads * p.cols) != 0) ||
+    const bool rows_alone = !array.as_candidate && !array.as_term;  // any number of them
+    if ((!rows_alone && size != n) || (array.as_rows && size % (p.heads * p.cols) != 0) ||
         (!array.bound.empty() && array.bound.size() != array.values.size())) {
       return fault("array " + array.name + " of " + std::to_string(size) + " elements and " +
                    std::to_string(array.bound.size()) + " bounds");

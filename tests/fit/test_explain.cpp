@@ -425,7 +425,7 @@ TEST(Explain, TheTrueExplanationOutranksRicherOnes) {
 }
 
 // One element in 20 is something else altogether; a least-squares ratio would be drawn to it.
-TEST(Explain, ATenthOfOutliersDoesNotHideTheConstant) {
+TEST(Explain, ATwentiethOfOutliersDoesNotHideTheConstant) {
   Pair p = Make(10, 1, 40);
   for (double& v : p.actual) v *= 3;
   AddNoise(&p);
