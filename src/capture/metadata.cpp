@@ -16,9 +16,8 @@ struct KeyDefault {
   std::string_view fallback;  // or empty: none
 };
 
-constexpr std::array<KeyDefault, 43> kDefaults = {{
+constexpr std::array<KeyDefault, 42> kDefaults = {{
     {"softmax_scale", "model.softmax_scale", ""},
-    {"causal", "", "1"},
     {"window", "model.sliding_window", "0"},
     {"soft_cap", "", "0"},
     {"attention_chunk", "", "0"},

@@ -434,6 +434,12 @@ void JudgeMerged(Subject& out, const std::vector<Input>& chunks) {
       if (merged.ok() && Fits(out, merged->out))
         return Explanation{fault_class::kLse, text, factor, "base of the log-sum-exp used / declared"};
     }
+    auto equal = merge.arrays();
+    for (size_t j = 1; j < equal.size(); j += 2) {
+      for (double& x : equal[j].values) x = std::isfinite(x) ? 0 : x;
+    }
+    if (Fits(out, MergedOut(equal)))
+      return Explanation{fault_class::kLse, "fits the mean of the chunks: their log-sum-exps were left out"};
     for (size_t j = 0; j < merge.inputs.size(); j += 2) {
       auto arrays = merge.arrays();
       arrays.erase(arrays.begin() + static_cast<int64_t>(j), arrays.begin() + static_cast<int64_t>(j) + 2);

@@ -74,7 +74,7 @@ std::optional<Explanation> ExplainAttention(const Subject& out, const AttentionC
 std::optional<Explanation> ExplainHeads(const Subject& out, const AttentionCall& call, const AttentionValues& right);
 std::optional<Explanation> ExplainKeyHeads(const Subject& out, const AttentionCall& call, const AttentionValues& right);
 std::optional<Explanation> LeavesRange(const Subject& out, const AttentionCall& call);
-// The cause of a wrong log-sum-exp whose output is right: always LSE, with the constant where there is one.
+// The cause of a wrong log-sum-exp whose output is right: LSE, with the constant where there is one, or PRECISION.
 Explanation ExplainLse(const Subject& lse, const AttentionValues& right);
 
 // The whole pool of the layer (attn.*_cache): keys with values, or latents alone.

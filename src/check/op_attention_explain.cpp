@@ -204,48 +204,6 @@ std::optional<Explanation> WithoutTable(const Subject& out, const AttentionCall&
   return std::nullopt;
 }
 
-// Slots a block: as recorded, else what engines use.
-std::vector<int64_t> BlockSizes(const Subject& out, int64_t recorded) {
-  if (recorded <= 1) {
-    if (const auto text = out.capture().ProcessText(out.info(), "block_size"))
-      recorded = std::strtoll(text->c_str(), nullptr, 10);
-  }
-  constexpr int64_t kLargestBlock = 1 << 16;  // of a damaged trace's word a buffer would be made
-  if (recorded > 1 && recorded <= kLargestBlock) return {recorded};
-  return {16, 32, 64, 8, 4, 128};
-}
-
-// Keys behind the newest one, to the end of its block, that nobody wrote: zeros.
-void TryPadding(const Subject& out, const AttentionCall& call, Trial* trial) {
-  for (int64_t block : BlockSizes(out, 0)) {
-    AttentionCall changed = call;
-    bool any = false;
-    for (AttentionBatch& b : changed.batches) {
-      if (b.key_positions.empty()) continue;
-      const int64_t end = (b.key_positions.back() / block + 1) * block;
-      const auto extend = [&](Array* a, int64_t n) {
-        if (a->values.empty()) return;
-        const int64_t width = a->size() / a->shape[0];
-        a->shape[0] += n;
-        a->values.resize(static_cast<size_t>(a->shape[0] * width), 0.0);
-      };
-      const int64_t more = end - 1 - b.key_positions.back();
-      any = any || more > 0;
-      extend(&b.k, more);
-      extend(&b.v, more);
-      // They are seen whatever the query's position: given the position of a key that every query sees.
-      for (int64_t i = 0; i < more; ++i) b.key_positions.push_back(b.query_positions.front());
-      b.mask = {};
-    }
-    if (any && trial->Try(changed, {fault_class::kPadRead,
-                                    "fits keys of zeros behind the newest one, to the end of its block of " +
-                                        std::to_string(block) + ": slots that nobody wrote",
-                                    kNone, "", 3})) {
-      return;
-    }
-  }
-}
-
 // A kernel that takes whole blocks: all queries see what the pool holds behind the newest key, or the newest alone,
 // whose causal bound ends with the block.
 void TryPoolTails(const Subject& out, const AttentionCall& call, Trial* trial) {
@@ -410,8 +368,8 @@ struct ScaleFit {
 
 // The factor of the declared scale, and the factor of the output, at which the oracle comes closest. Sixteen rows that
 // see the most keys are fitted; the verdict is taken on all of them.
-// A logarithmic grid of 121 factors from e^-6 to e^6, then halved steps down to 1e-9 around the best: the residual has
-// several minima, as a softmax saturates. free_output: a factor on the output is fitted too, in closed form.
+// Factors from e^-6 to e^6, in steps so small because the residual has several minima, as a softmax saturates.
+// free_output: a factor on the output is fitted too, in closed form.
 ScaleFit FitScale(const Subject& out, const AttentionCall& call, bool free_output) {
   AttentionCall few = call;
   size_t kept = 0;
@@ -447,26 +405,8 @@ ScaleFit FitScale(const Subject& out, const AttentionCall& call, bool free_outpu
     *output = a;
     return std::max(total - 2 * a * cross + a * a * square, 0.0) / total;
   };
-  double output = 1, best = 0, least = 1e300;
-  for (double x = -6; x <= 6.01; x += 0.1) {
-    double a = 1;
-    if (const double m = miss(x, &a); m < least) {
-      least = m;
-      best = x;
-      output = a;
-    }
-  }
-  for (double step = 0.05; step > 1e-9; step /= 2) {
-    for (double x : {best - step, best + step}) {
-      double a = 1;
-      if (const double m = miss(x, &a); m < least) {
-        least = m;
-        best = x;
-        output = a;
-        break;
-      }
-    }
-  }
+  double output = 1;
+  const double best = LeastAt([&](double x) { return miss(x, &output); }, 6, 0.1), least = miss(best, &output);
   return {std::exp(best), output, std::sqrt(least)};
 }
 
@@ -562,12 +502,12 @@ std::optional<Explanation> ExplainAttention(const Subject& out, const AttentionC
   if (auto why = KeptRows(out, d)) return why;
   if (auto why = ExplainOtherBuffer(out, d)) return why;
   TryScales(out, call, &trial);
-  TryMasks(call, &trial);
   TryOtherRanks(out, call, &trial);
+  TryTerms(out, call, right, &trial);
+  TryMasks(call, &trial);
   if (auto why = best()) return why;
   if (auto why = ForeignRows(out, call)) return why;
   TryHeadStrides(call, &trial);
-  TryPadding(out, call, &trial);
   TryPoolTails(out, call, &trial);
   TryPaddingWrites(call, &trial);
   if (auto why = best()) return why;

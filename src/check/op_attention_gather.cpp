@@ -173,6 +173,24 @@ Result<Array> PerHead(const Subject& s, std::string_view stem, const AttentionCa
                  std::span(t->values).subspan(static_cast<size_t>(first), static_cast<size_t>(call.heads)));
 }
 
+// Whether the mask keeps a query from a later key that a later query sees: then it has the causal bound in it, as masks
+// of whole models have, and may lift it (an image's patches see each other). A mask of padding alone has none.
+bool HasOrder(const AttentionBatch& b) {
+  if (b.mask.values.empty()) return false;
+  const size_t queries = b.query_positions.size(), keys = b.key_positions.size();
+  for (size_t j = 0; j < keys; ++j) {
+    bool kept = false, seen = false;
+    for (size_t q = 0; q < queries; ++q) {
+      const bool sees = b.mask[static_cast<int64_t>(q * keys + j)] != 0,
+                 later = b.query_positions[q] >= b.key_positions[j];
+      kept = kept || (!sees && !later);
+      seen = seen || (sees && later);
+    }
+    if (kept && seen) return true;
+  }
+  return false;
+}
+
 // A kernel that expands the latents of earlier steps again sums in another order than what was recorded of them: c
 // roundings of partial sums, taken to be no larger than the column's largest value, at 8 sigma and on both sides. Sums
 // of a step's own rows are the recorded ones; of keys the bound of the scores has room for it.
@@ -357,7 +375,7 @@ Result<AttentionCall> GatherAttention(const Subject& s, std::span<const std::str
 
   call.spec.scale =
       s.Number("softmax_scale", DefaultSoftmaxScale(s.capture(), info, q != nullptr ? q->dim(-1) : query.cols()));
-  call.spec.causal = s.Flag("causal", true);
+  call.spec.causal = s.Flag("causal", std::none_of(call.batches.begin(), call.batches.end(), HasOrder));
   // Beyond all positions is one place: legal ("all rows are seen"), and numbers near it are formed later.
   const auto reach = [&](std::string_view key) { return std::clamp<int64_t>(s.Integer(key, 0), -1, int64_t{1} << 40); };
   call.spec.window = reach("window");

@@ -1,4 +1,4 @@
-// Which keys a query sees: windows, bounds, caps, sinks, slopes, chunks, prefixes and masks other than those declared.
+// Which keys a query sees: windows, bounds, caps, chunks, prefixes and masks other than those declared.
 #include <cmath>
 #include <cstdio>
 #include <string>
@@ -11,27 +11,14 @@ using oracle::Array;
 
 namespace {
 
-// A soft cap of another value, by steps on a logarithm and then ever smaller ones.
-// The miss has one valley in the logarithm of the cap near the true one; the grid from e^-3 to e^3 finds it, halved
-// steps its bottom.
+// A soft cap of another value: the miss has one valley in the logarithm of the cap near the true one.
 void TryCaps(const AttentionCall& call, Trial* trial) {
   const auto with = [&](double logarithm) {
     AttentionCall changed = call;
     changed.spec.soft_cap = call.spec.soft_cap * std::exp(logarithm);
     return changed;
   };
-  double best = 0, least = trial->Miss(call);
-  for (double x = -3; x <= 3.01; x += 0.25) {
-    if (const double m = trial->Miss(with(x)); m < least) least = m, best = x;
-  }
-  for (double step = 0.125; step > 1e-9; step /= 2) {
-    for (double x : {best - step, best + step}) {
-      if (const double m = trial->Miss(with(x)); m < least) {
-        least = m, best = x;
-        break;
-      }
-    }
-  }
+  const double best = LeastAt([&](double x) { return trial->Miss(with(x)); }, 3, 0.25);
   const AttentionCall found = with(best);
   char text[80];
   std::snprintf(text, sizeof text, "fits a soft cap of %.6g, %.6g declared", found.spec.soft_cap, call.spec.soft_cap);
@@ -130,15 +117,6 @@ void TryMasks(const AttentionCall& call, Trial* trial) {
   }
   if (call.spec.soft_cap != 0) {
     if (!with([](AttentionCall& c) { c.spec.soft_cap = 0; }, "fits without the soft cap")) TryCaps(call, trial);
-  }
-  if (!call.sinks.values.empty()) with([](AttentionCall& c) { c.sinks = {}; }, "fits without the sinks");
-  if (!call.slopes.values.empty()) {
-    with([](AttentionCall& c) { c.slopes = {}; }, "fits without the ALiBi slopes");
-    with(
-        [](AttentionCall& c) {
-          for (double& s : c.slopes.values) s = -s;
-        },
-        "fits the ALiBi slopes with the other sign");
   }
   bool masked = false;
   for (const AttentionBatch& b : call.batches) masked = masked || !b.mask.values.empty();

@@ -45,6 +45,7 @@ Explanation ExplainLse(const Subject& lse, const AttentionValues& right) {
     why.meaning = "log-sum-exp returned / true";
     return WeighedFactor(lse, right.lse, why);
   }
+  if (auto coarse = ExplainPrecision(lse, right.lse)) return *coarse;
   const auto close = [&](const Array& other) {
     oracle::Computed c = right.lse;
     c.value = other;

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cmath>
+#include <functional>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "check/op_attention.h"
 
@@ -45,10 +47,16 @@ class Trial {
   double residual_ = 0;
 };
 
+// Where a miss is least: by steps over -reach to reach, then by ever smaller ones around the best, down to 1e-9.
+double LeastAt(const std::function<double(double)>& miss, double reach, double step);
+// Slots a block: as recorded, else what engines use.
+std::vector<int64_t> BlockSizes(const Subject& out, int64_t recorded);
+
 // Slopes and sinks of another rank's heads.
 void TryOtherRanks(const Subject& out, const AttentionCall& call, Trial* trial);
-// Families of causes, one file each: which keys a query sees by mask, window, cap, slopes or sinks; keys that every
-// query lacks.
+// Families of causes, one file each: what a softmax has beside its scores (slopes, sinks, keys of no position); which
+// keys a query sees by mask, window or cap; keys that every query lacks.
+void TryTerms(const Subject& out, const AttentionCall& call, const AttentionValues& right, Trial* trial);
 void TryMasks(const AttentionCall& call, Trial* trial);
 void TryMissingKeys(const AttentionCall& call, Trial* trial);
 
