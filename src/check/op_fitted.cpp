@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <map>
 #include <vector>
 
 #include "fit/explain.h"
@@ -322,10 +323,32 @@ std::optional<Explanation> ExplainByFit(const Subject& subject, const oracle::Co
   return why;
 }
 
+namespace {
+
+// Rows of an operand: an array's own, or made once and kept.
+class RowSource {
+ public:
+  explicit RowSource(const Array& a) : rows_(a.rows()), cols_(a.cols()), array_(&a) {}
+  explicit RowSource(const OperandRows& made) : rows_(made.rows), cols_(made.cols), made_(&made) {}
+  int64_t rows() const { return rows_; }
+  int64_t cols() const { return cols_; }
+  std::span<const double> row(int64_t r) {
+    if (array_ != nullptr) return array_->row(r);
+    std::vector<double>& kept = kept_[r];
+    for (int64_t c = static_cast<int64_t>(kept.size()); c < cols_; ++c) kept.push_back(made_->at(r, c));
+    return kept;
+  }
+
+ private:
+  int64_t rows_, cols_;
+  const Array* array_ = nullptr;
+  const OperandRows* made_ = nullptr;
+  std::map<int64_t, std::vector<double>> kept_;
+};
+
 // Twelve rows by twelve columns, evenly spread, at eight allowances: a wrong candidate fails in one of the first, at
 // the price of one dot product.
-bool ProductMayFit(const Subject& subject, const Array& x, int64_t x_first, const Array& w, int64_t w_first,
-                   const Array& bias) {
+bool MayFit(const Subject& subject, RowSource x, int64_t x_first, RowSource w, int64_t w_first, const Array& bias) {
   const Array& have = subject.actual();
   const auto n_rows = static_cast<int64_t>(subject.judged().size());
   if (n_rows == 0 || have.size() == 0) return true;
@@ -339,11 +362,13 @@ bool ProductMayFit(const Subject& subject, const Array& x, int64_t x_first, cons
   for (int64_t a = 0; a < some_rows; ++a) {
     const int64_t row = a * n_rows / some_rows;
     if (!subject.judged()[static_cast<size_t>(row)]) continue;
+    const std::span<const double> left = x.row(x_first + row);
     for (int64_t b = 0; b < some_cols; ++b) {
       const int64_t col = b * width / some_cols;
+      const std::span<const double> right = w.row(w_first + col);
       double sum = bias.size() == width ? bias[col] : 0, size = std::abs(sum);
-      for (int64_t c = 0; c < k; ++c) {
-        const double term = x[(x_first + row) * k + c] * w[(w_first + col) * k + c];
+      for (size_t c = 0; c < left.size(); ++c) {
+        const double term = left[c] * right[c];
         sum += term;
         size += std::abs(term);
       }
@@ -353,6 +378,23 @@ bool ProductMayFit(const Subject& subject, const Array& x, int64_t x_first, cons
     }
   }
   return true;
+}
+
+}  // namespace
+
+bool ProductMayFit(const Subject& subject, const Array& x, int64_t x_first, const Array& w, int64_t w_first,
+                   const Array& bias) {
+  return MayFit(subject, RowSource(x), x_first, RowSource(w), w_first, bias);
+}
+
+bool ProductMayFit(const Subject& subject, const Array& x, int64_t x_first, const OperandRows& w, int64_t w_first,
+                   const Array& bias) {
+  return MayFit(subject, RowSource(x), x_first, RowSource(w), w_first, bias);
+}
+
+bool ProductMayFit(const Subject& subject, const OperandRows& x, int64_t x_first, const Array& w, int64_t w_first,
+                   const Array& bias) {
+  return MayFit(subject, RowSource(x), x_first, RowSource(w), w_first, bias);
 }
 
 }  // namespace assay::op

@@ -4,6 +4,7 @@
 // It only ever looks at results that are wrong by their bound: a right one never comes here.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -41,6 +42,16 @@ bool SearchedEnough(const Subject& subject);
 // A product x wᵀ + bias looked at in a few elements with twice the allowance: false where it cannot be the result. Row
 // r of the result is row x_first + r of x, column c row w_first + c of w. True where the shapes do not say.
 bool ProductMayFit(const Subject& subject, const oracle::Array& x, int64_t x_first, const oracle::Array& w,
+                   int64_t w_first, const oracle::Array& bias);
+
+// The same of operands that are made row by row, as far as they are looked at.
+struct OperandRows {
+  int64_t rows = 0, cols = 0;
+  std::function<double(int64_t row, int64_t col)> at;
+};
+bool ProductMayFit(const Subject& subject, const oracle::Array& x, int64_t x_first, const OperandRows& w,
+                   int64_t w_first, const oracle::Array& bias);
+bool ProductMayFit(const Subject& subject, const OperandRows& x, int64_t x_first, const oracle::Array& w,
                    int64_t w_first, const oracle::Array& bias);
 
 }  // namespace assay::op

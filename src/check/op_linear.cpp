@@ -235,7 +235,7 @@ std::optional<Explanation> OtherPlace(const Subject& s, const Layer& layer, cons
 }
 
 // One value of four-bit floats decoded as another, in all of the weight. Empty: no such table fits. Each magnitude in
-// the place of each other: 49 products.
+// the place of each other: 49 products, of which a few elements are looked at first.
 std::string DecodeTable(const Subject& s, const Layer& layer, const LinearSite& site, const oracle::Computed& right) {
   if (!layer.quantised_weight) return "";
   const auto parts = TakeApart(s, s.Sibling(site.weight) + ".weight.", false);
@@ -245,10 +245,13 @@ std::string DecodeTable(const Subject& s, const Layer& layer, const LinearSite& 
   for (float magnitude : kValues) {
     for (float taken : kValues) {
       if (taken == magnitude || magnitude == 0) continue;
+      const auto at = [&, ratio = double{taken} / double{magnitude}](int64_t r, int64_t c) {
+        const auto i = static_cast<size_t>(r * plain.cols() + c);
+        return std::abs(parts->code[i]) == magnitude ? plain.values[i] * ratio : plain.values[i];
+      };
+      if (!ProductMayFit(s, layer.x, 0, OperandRows{plain.rows(), plain.cols(), at}, 0, layer.bias)) continue;
       Array w = plain;
-      for (size_t i = 0; i < parts->code.size(); ++i) {
-        if (std::abs(parts->code[i]) == magnitude) w.values[i] *= double{taken} / double{magnitude};
-      }
+      for (int64_t i = 0; i < w.size(); ++i) w[i] = at(i / w.cols(), i % w.cols());
       if (!FitsBetter(s, right, oracle::Linear(layer.x, w, layer.bias))) continue;
       char text[80];
       std::snprintf(text, sizeof text, "fits codes of %g decoded as %g", double{magnitude}, double{taken});

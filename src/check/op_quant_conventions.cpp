@@ -34,7 +34,7 @@ Found TryScaleValues(const QuantTrial& t) {
     Cells used = s;
     for (double& x : used) x = change(x);
     if (used == s) return std::nullopt;
-    return t.Try(t.WithScales(used), Why(t, fault_class::kQScale, text));
+    return t.TryScales(used, Why(t, fault_class::kQScale, text));
   };
   const auto power = [](double x, double (*to)(double)) {
     return x == 0 ? 0 : std::copysign(std::exp2(to(std::log2(std::abs(x)))), x);
@@ -88,14 +88,13 @@ Cells Placed(const QuantTrial& t, const Cells& cells, const std::function<int64_
 // cells [grid_rows, grid_cols], row-major. A place is wrong when the grid was transposed, shifted by a few, reversed,
 // or its halves (ranks, gate and up) exchanged.
 Found TryPlaces(const QuantTrial& t, const Cells& cells, const char* what,
-                const std::function<DequantParts(const Cells&)>& with) {
+                const std::function<Found(const Cells&, const Explanation&)>& attempt) {
   const int64_t rows = t.grid_rows(), cols = t.grid_cols();
   const auto at = [&](const std::function<int64_t(int64_t, int64_t)>& from, const std::string& text,
                       double constant = kNone, const std::string& meaning = "") -> Found {
     const Cells moved = Placed(t, cells, from);
     if (moved == cells) return std::nullopt;
-    return t.Try(with(moved),
-                 Why(t, fault_class::kQLayout, std::string("with ") + what + " " + text, constant, meaning));
+    return attempt(moved, Why(t, fault_class::kQLayout, std::string("with ") + what + " " + text, constant, meaning));
   };
   for (const GridReading& reading : OtherGridReadings(rows, cols)) {
     // What lies outside is padding: scales of 0 or 1 (an exponent byte of 127), zero points of 0.
@@ -105,7 +104,7 @@ Found TryPlaces(const QuantTrial& t, const Cells& cells, const char* what,
       Cells moved;
       for (int64_t i : reading.from) moved.push_back(i < 0 ? padding : cells[static_cast<size_t>(i)]);
       if (moved == cells) continue;
-      if (auto why = t.Try(with(moved), Why(t, fault_class::kQLayout, std::string("with ") + what + " " + reading.how)))
+      if (auto why = attempt(moved, Why(t, fault_class::kQLayout, std::string("with ") + what + " " + reading.how)))
         return why;
     }
   }
@@ -148,16 +147,20 @@ Found TryCells(const QuantTrial& t) {
   if (t.scales().size() < 2) return std::nullopt;
   const ScaleGrid grid{p.rows, p.cols, t.grid_rows(), t.grid_cols(), p.block_rows, p.block_cols};
   for (const CellReading& reading : OtherCells(grid)) {
-    DequantParts other = t.WithScales(t.scales());
-    for (int64_t i = 0; i < p.rows * p.cols; ++i)
-      other.group[static_cast<size_t>(i)] = static_cast<int32_t>(reading.cell(i / p.cols, i % p.cols));
-    if (other.group == t.WithScales(t.scales()).group) continue;
     const auto why = Why(t, fault_class::kQLayout, "under scales " + reading.how);
-    if (auto fits = t.Try(other, why)) return fits;
+    const auto under = [&](bool zeros_too) {
+      return t.Try(
+          [&](int64_t r, int64_t c) {
+            const int64_t i = r * p.cols + c;
+            const auto cell = static_cast<size_t>(reading.cell(r, c));
+            const double zero = zeros_too ? double{static_cast<float>(t.zeros()[cell])} : t.ZeroAt(i);
+            return t.ValueOf(double{p.code[static_cast<size_t>(i)]}, zero, t.scales()[cell]);
+          },
+          why);
+    };
+    if (auto fits = under(false)) return fits;
     if (t.zeros().empty()) continue;
-    for (size_t i = 0; i < other.zero.size(); ++i)
-      other.zero[i] = static_cast<float>(t.zeros()[static_cast<size_t>(other.group[i])]);
-    if (auto fits = t.Try(other, why)) return fits;
+    if (auto fits = under(true)) return fits;
   }
   return std::nullopt;
 }
@@ -170,14 +173,15 @@ Found TrySortedColumns(const QuantTrial& t) {
   for (size_t c = 0; c < sorted.size(); ++c) sorted[c] = c;
   std::stable_sort(sorted.begin(), sorted.end(), [&](size_t a, size_t b) { return p.group[a] < p.group[b]; });
   const auto with = [&](bool back, const char* text) {
-    Array value = t.declared();
-    for (int64_t r = 0; r < p.rows; ++r) {
-      for (size_t c = 0; c < sorted.size(); ++c) {
-        const auto to = static_cast<int64_t>(back ? sorted[c] : c), from = static_cast<int64_t>(back ? c : sorted[c]);
-        value[r * p.cols + to] = t.declared()[r * p.cols + from];
-      }
+    std::vector<size_t> from = sorted;
+    if (back) {
+      for (size_t c = 0; c < sorted.size(); ++c) from[sorted[c]] = c;
     }
-    return t.TryValue(value, Why(t, fault_class::kQLayout, text));
+    return t.Try(
+        [&](int64_t r, int64_t c) {
+          return t.declared()[r * p.cols + static_cast<int64_t>(from[static_cast<size_t>(c)])];
+        },
+        Why(t, fault_class::kQLayout, text));
   };
   if (auto why = with(false, "with columns sorted by their group (g_idx), the input is not")) return why;
   return with(true, "with columns put back from the order of their groups (g_idx), in which they do not lie");
@@ -192,18 +196,17 @@ Found TryWraps(const QuantTrial& t) {
   for (const int bits : {p.bits, 8, 16}) {
     const auto levels = static_cast<float>(std::exp2(bits));
     for (const bool is_signed : {false, true}) {
-      DequantParts other = p;
-      for (size_t i = 0; i < p.code.size(); ++i) {
+      const auto wrapped = [&](int64_t r, int64_t c) {
+        const auto i = static_cast<size_t>(r * p.cols + c);
         const float difference = p.code[i] - p.zero[i];
-        if (difference < (is_signed ? -levels / 2 : 0)) other.code[i] += levels;
-        if (is_signed && difference >= levels / 2) other.code[i] -= levels;
-      }
-      if (other.code == p.code) continue;
+        if (difference < (is_signed ? -levels / 2 : 0)) return double{p.code[i] + levels};
+        return double{is_signed && difference >= levels / 2 ? p.code[i] - levels : p.code[i]};
+      };
       const std::string type = std::string(is_signed ? "a signed" : "an unsigned") + " type of " + std::to_string(bits);
-      if (auto why =
-              t.Try(other, Why(t, fault_class::kQZero, "with code - zero taken in " + type + " bits, where it wraps",
-                               is_signed ? kNone : double{levels},
-                               is_signed ? "" : "error of the codes below their zero point, in scales of their group")))
+      if (auto why = t.TryCodes(
+              wrapped, Why(t, fault_class::kQZero, "with code - zero taken in " + type + " bits, where it wraps",
+                           is_signed ? kNone : double{levels},
+                           is_signed ? "" : "error of the codes below their zero point, in scales of their group")))
         return why;
     }
   }
@@ -220,8 +223,8 @@ Found TryZeros(const QuantTrial& t) {
     Cells used = z;
     for (double& x : used) x = change(x);
     if (used == z) return std::nullopt;
-    return t.Try(t.WithZeros(used), Why(t, fault_class::kQZero, text, constant,
-                                        std::isnan(constant) ? "" : "error of the codes, in scales of their group"));
+    return t.TryZeros(used, Why(t, fault_class::kQZero, text, constant,
+                                std::isnan(constant) ? "" : "error of the codes, in scales of their group"));
   };
   if (auto why = each([](double) { return 0.0; }, "without its zero points")) return why;
   if (auto why = each([](double x) { return -x; }, "with zero points added in place of subtracted")) return why;
@@ -244,11 +247,14 @@ Found TryZeros(const QuantTrial& t) {
   if (auto why = TryWraps(t)) return why;
   // Subtracted from the value, not from the code.
   // s q - z in place of s (q - z).
-  Array value = t.WithZeros(Cells(z.size(), 0)).Values();
-  for (int64_t i = 0; i < value.size(); ++i) value[i] -= double{t.parts().zero[static_cast<size_t>(i)]};
-  if (auto why = t.TryValue(value, Why(t, fault_class::kQZero, "with zero points taken from the scaled value")))
-    return why;
-  return TryPlaces(t, z, "zero points", [&](const Cells& cells) { return t.WithZeros(cells); });
+  const DequantParts& p = t.parts();
+  const auto scaled = [&](int64_t r, int64_t c) {
+    const int64_t i = r * p.cols + c;
+    return t.ValueOf(double{p.code[static_cast<size_t>(i)]}, 0, p.ScaleOf(i)) - t.ZeroAt(i);
+  };
+  if (auto why = t.Try(scaled, Why(t, fault_class::kQZero, "with zero points taken from the scaled value"))) return why;
+  return TryPlaces(t, z, "zero points",
+                   [&](const Cells& cells, const Explanation& why) { return t.TryZeros(cells, why); });
 }
 
 // ---- codes ---------------------------------------------------------------------------------------------------------
@@ -286,16 +292,11 @@ std::vector<Order> Orders(int64_t longest) {
 // Codes in another order along rows or columns, halves of them lost, signs taken wrongly.
 Found TryCodes(const QuantTrial& t) {
   const DequantParts& p = t.parts();
-  const auto with = [&](const std::function<float(int64_t, int64_t)>& code, const std::string& text,
-                        double constant = kNone) -> Found {
-    DequantParts other = p;
-    for (int64_t r = 0; r < p.rows; ++r)
-      for (int64_t c = 0; c < p.cols; ++c) other.code[static_cast<size_t>(r * p.cols + c)] = code(r, c);
-    if (other.code == p.code) return std::nullopt;
-    return t.Try(other,
-                 Why(t, fault_class::kQLayout, text, constant, std::isnan(constant) ? "" : "share of codes kept"));
+  const auto with = [&](const QuantTrial::ElementAt& code, const std::string& text, double constant = kNone) -> Found {
+    return t.TryCodes(code,
+                      Why(t, fault_class::kQLayout, text, constant, std::isnan(constant) ? "" : "share of codes kept"));
   };
-  const auto own = [&](int64_t r, int64_t c) { return p.code[static_cast<size_t>(r * p.cols + c)]; };
+  const auto own = [&](int64_t r, int64_t c) { return double{p.code[static_cast<size_t>(r * p.cols + c)]}; };
   for (const bool along_rows : {false, true}) {
     const int64_t length = along_rows ? p.rows : p.cols;
     for (const Order& order : Orders(length)) {
@@ -303,15 +304,10 @@ Found TryCodes(const QuantTrial& t) {
       if (length % n != 0) continue;
       const auto moved = [&](int64_t i) { return i / n * n + order.from[static_cast<size_t>(i % n)]; };
       if (!p.zero.empty()) {  // zero points that went through the same words
-        DequantParts both = p;
-        for (int64_t r = 0; r < p.rows; ++r) {
-          for (int64_t c = 0; c < p.cols; ++c) {
-            const auto to = static_cast<size_t>(r * p.cols + c);
-            const auto from = static_cast<size_t>(along_rows ? moved(r) * p.cols + c : r * p.cols + moved(c));
-            both.code[to] = p.code[from];
-            both.zero[to] = p.zero[from];
-          }
-        }
+        const auto both = [&](int64_t r, int64_t c) {
+          const int64_t from = along_rows ? moved(r) * p.cols + c : r * p.cols + moved(c);
+          return t.ValueOf(double{p.code[static_cast<size_t>(from)]}, t.ZeroAt(from), p.ScaleOf(r * p.cols + c));
+        };
         if (auto why = t.Try(both, Why(t, fault_class::kQLayout,
                                        std::string("with codes and zero points ") + order.text +
                                            (along_rows ? ", along its rows" : ", along its columns"))))
@@ -326,17 +322,17 @@ Found TryCodes(const QuantTrial& t) {
   if (p.rows == p.cols) {
     if (auto why = with([&](int64_t r, int64_t c) { return own(c, r); }, "with codes transposed")) return why;
   }
-  if (auto why = with([&](int64_t r, int64_t c) { return c % 2 == 0 ? own(r, c) : 0; },
+  if (auto why = with([&](int64_t r, int64_t c) { return c % 2 == 0 ? own(r, c) : 0.0; },
                       "with every other column alone: the high nibbles are lost", 0.5))
     return why;
-  if (auto why = with([&](int64_t r, int64_t c) { return c % 2 == 1 ? own(r, c) : 0; },
+  if (auto why = with([&](int64_t r, int64_t c) { return c % 2 == 1 ? own(r, c) : 0.0; },
                       "with every other column alone: the low nibbles are lost", 0.5))
     return why;
-  if (auto why = with([&](int64_t r, int64_t c) { return 2 * c < p.cols ? own(r, c) : 0; },
+  if (auto why = with([&](int64_t r, int64_t c) { return 2 * c < p.cols ? own(r, c) : 0.0; },
                       "with the first half of its columns alone", 0.5))
     return why;
   if (!p.integers) return std::nullopt;
-  const auto levels = static_cast<float>(std::exp2(p.bits));
+  const double levels = std::exp2(p.bits);
   if (auto why = with([&](int64_t r, int64_t c) { return own(r, c) < 0 ? own(r, c) + levels : own(r, c); },
                       "with signed codes taken for unsigned ones"))
     return why;
@@ -349,8 +345,10 @@ Found TryCodes(const QuantTrial& t) {
 Found TryVariants(const QuantTrial& t) {
   const auto with = [&](const DequantVariant& variant, const Explanation& why) -> Found {
     const auto other = t.product().decode(variant);
-    if (!other.ok() || other->Values().values == t.declared().values) return std::nullopt;
-    return t.Try(*other, why);
+    if (!other.ok()) return std::nullopt;
+    const Array value = other->Values();
+    if (value.size() != t.declared().size()) return std::nullopt;
+    return t.Try([&](int64_t r, int64_t c) { return value[r * t.parts().cols + c]; }, why);
   };
   if (auto why = with({.other_scale_layout = true}, Why(t, fault_class::kQLayout, "with scales in the other layout")))
     return why;
@@ -373,7 +371,8 @@ std::optional<Explanation> TryConventions(const QuantTrial& trial) {
   if (auto why = TryVariants(trial)) return why;
   if (auto why = TryZeros(trial)) return why;
   if (auto why = TryScaleValues(trial)) return why;
-  if (auto why = TryPlaces(trial, trial.scales(), "scales", [&](const Cells& c) { return trial.WithScales(c); }))
+  if (auto why = TryPlaces(trial, trial.scales(), "scales",
+                           [&](const Cells& cells, const Explanation& cause) { return trial.TryScales(cells, cause); }))
     return why;
   if (auto why = TryCells(trial)) return why;
   if (auto why = TrySortedColumns(trial)) return why;

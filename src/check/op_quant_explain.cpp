@@ -74,34 +74,51 @@ int64_t QuantTrial::CellOf(int64_t row, int64_t col) const {
   return row / parts_.block_rows * grid_cols_ + col / parts_.block_cols;
 }
 
-DequantParts QuantTrial::WithScales(const std::vector<double>& cells) const {
-  DequantParts parts = parts_;
-  parts.scale = cells;
-  for (int64_t r = 0; r < parts.rows; ++r)
-    for (int64_t c = 0; c < parts.cols; ++c)
-      parts.group[static_cast<size_t>(r * parts.cols + c)] = static_cast<int32_t>(CellOf(r, c));
-  return parts;
-}
-
-DequantParts QuantTrial::WithZeros(const std::vector<double>& cells) const {
-  DequantParts parts = parts_;
-  parts.zero.resize(parts.code.size());
-  for (int64_t r = 0; r < parts.rows; ++r)
-    for (int64_t c = 0; c < parts.cols; ++c)
-      parts.zero[static_cast<size_t>(r * parts.cols + c)] =
-          static_cast<float>(cells[static_cast<size_t>(CellOf(r, c))]);
-  return parts;
-}
-
-std::optional<Explanation> QuantTrial::TryValue(const Array& value, const Explanation& why) const {
-  // A few elements of the product first: most conventions do not fit, and a full product of all rows is dear.
-  const bool may = product_.activation
-                       ? ProductMayFit(subject_, value, product_.first, product_.other, 0, product_.bias)
-                       : ProductMayFit(subject_, product_.other, 0, value, product_.first, product_.bias);
-  if (product_.plain && !may) return std::nullopt;
+// A few elements first: most conventions do not fit, and a full product of all rows is dear.
+std::optional<Explanation> QuantTrial::Try(const ElementAt& at, const Explanation& why) const {
+  if (product_.plain) {
+    const OperandRows made{parts_.rows, parts_.cols, at};
+    if (product_.activation ? !ProductMayFit(subject_, made, product_.first, product_.other, 0, product_.bias)
+                            : !ProductMayFit(subject_, product_.other, 0, made, product_.first, product_.bias))
+      return std::nullopt;
+  }
+  Array value = Array::Filled({parts_.rows, parts_.cols});
+  for (int64_t r = 0; r < parts_.rows; ++r)
+    for (int64_t c = 0; c < parts_.cols; ++c) value[r * parts_.cols + c] = at(r, c);
+  if (value.values == declared_.values) return std::nullopt;
   const auto candidate = product_.product(value);
   if (!FitsBetter(subject_, right_, candidate)) return std::nullopt;
   return Weighed(subject_, right_, *candidate, why);
+}
+
+std::optional<Explanation> QuantTrial::TryCodes(const ElementAt& code, const Explanation& why) const {
+  return Try(
+      [&](int64_t r, int64_t c) {
+        const int64_t i = r * parts_.cols + c;
+        return ValueOf(code(r, c), ZeroAt(i), parts_.ScaleOf(i));
+      },
+      why);
+}
+
+std::optional<Explanation> QuantTrial::TryScales(const std::vector<double>& cells, const Explanation& why) const {
+  return Try(
+      [&](int64_t r, int64_t c) {
+        const int64_t i = r * parts_.cols + c;
+        return ValueOf(double{parts_.code[static_cast<size_t>(i)]}, ZeroAt(i),
+                       cells[static_cast<size_t>(CellOf(r, c))]);
+      },
+      why);
+}
+
+// Zero points as floats, as they are kept.
+std::optional<Explanation> QuantTrial::TryZeros(const std::vector<double>& cells, const Explanation& why) const {
+  return Try(
+      [&](int64_t r, int64_t c) {
+        const int64_t i = r * parts_.cols + c;
+        const auto zero = static_cast<float>(cells[static_cast<size_t>(CellOf(r, c))]);
+        return ValueOf(double{parts_.code[static_cast<size_t>(i)]}, double{zero}, parts_.ScaleOf(i));
+      },
+      why);
 }
 
 std::optional<Explanation> ExplainQuantised(const Subject& subject, const QuantisedProduct& product,

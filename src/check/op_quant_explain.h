@@ -54,14 +54,21 @@ class QuantTrial {
   int64_t CellOf(int64_t row, int64_t col) const;
   const std::vector<double>& scales() const { return scales_; }  // of each cell
   const std::vector<double>& zeros() const { return zeros_; }    // of each cell; empty: none
-  DequantParts WithScales(const std::vector<double>& cells) const;
-  DequantParts WithZeros(const std::vector<double>& cells) const;
-
-  // `why` with how surely it fits, when the product of these parts (this value) fits the result.
-  std::optional<Explanation> Try(const DequantParts& parts, const Explanation& why) const {
-    return TryValue(parts.Values(), why);
+  // Value of an element of these parts.
+  double ValueOf(double code, double zero, double scale) const { return (code - zero) * scale * parts_.global; }
+  double ZeroAt(int64_t element) const {
+    return parts_.zero.empty() ? 0 : double{parts_.zero[static_cast<size_t>(element)]};
   }
-  std::optional<Explanation> TryValue(const oracle::Array& value, const Explanation& why) const;
+
+  // `why` with how surely it fits, when the product of the operand with these elements fits the result. Elements are
+  // asked for one by one, and few of them where a few already say that the cause does not fit; nullopt too where all
+  // are as declared.
+  using ElementAt = std::function<double(int64_t row, int64_t col)>;
+  std::optional<Explanation> Try(const ElementAt& at, const Explanation& why) const;
+  // The same with other codes, scales of the cells, zero points of the cells; the rest as declared.
+  std::optional<Explanation> TryCodes(const ElementAt& code, const Explanation& why) const;
+  std::optional<Explanation> TryScales(const std::vector<double>& cells, const Explanation& why) const;
+  std::optional<Explanation> TryZeros(const std::vector<double>& cells, const Explanation& why) const;
 
  private:
   const Subject& subject_;

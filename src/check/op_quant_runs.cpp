@@ -17,7 +17,7 @@ namespace {
 using oracle::Array;
 
 constexpr int64_t kMostOthers = 256;
-constexpr double kMostWork = 0x1p29;  // products of one length of runs
+constexpr double kMostWork = 0x1p28;  // products of one length of runs
 
 class MatchedFilter {
  public:
@@ -50,18 +50,28 @@ class MatchedFilter {
     // Long runs cost more a line, and are told by fewer.
     int64_t lines = std::min(lines_, static_cast<int64_t>(kMostWork / static_cast<double>(p_.cols * length)));
     if (by_rows) lines = std::min(std::max(lines, length), lines_) / length * length;
-    for (int64_t line = 0; line < lines; ++line) {
-      const int64_t row = first + line;
-      for (int64_t k = 0; k < p_.cols; ++k) {
-        const int64_t at = row * p_.cols + k, p = (by_rows ? line : k) % length, step = by_rows ? p_.cols : 1;
-        const double scale = p_.ScaleOf(at), a = filter_[static_cast<size_t>(line * p_.cols + k)] * scale;
-        const double b = energy_[static_cast<size_t>(k)] * scale * scale;
+    std::vector<double> v(n);  // what each place would hold, but for the scale and zero points that stay
+    const int64_t step = by_rows ? p_.cols : 1;
+    for (int64_t line = 0; line < lines; line += by_rows ? length : 1) {
+      for (int64_t k = 0; k < p_.cols; k += by_rows ? 1 : length) {
+        const int64_t begin = (first + line) * p_.cols + k;
         for (int64_t q = 0; q < length; ++q) {
-          const auto from = static_cast<size_t>(at + (q - p) * step);
-          const double zero = p_.zero.empty() ? 0 : double{p_.zero[zeros_too ? from : static_cast<size_t>(at)]};
-          const double v = double{p_.code[from]} - zero - middle_;
-          cross[static_cast<size_t>(p) * n + static_cast<size_t>(q)] += a * v;
-          square[static_cast<size_t>(p) * n + static_cast<size_t>(q)] += b * v * v;
+          const int64_t from = begin + q * step;
+          v[static_cast<size_t>(q)] =
+              double{p_.code[static_cast<size_t>(from)]} - (zeros_too ? t_.ZeroAt(from) : 0) - middle_;
+        }
+        for (int64_t p = 0; p < length; ++p) {
+          const int64_t at = begin + p * step, col = by_rows ? k : k + p;
+          const double scale = p_.ScaleOf(at), zero = zeros_too ? 0 : t_.ZeroAt(at);
+          const double a = filter_[static_cast<size_t>(at - first * p_.cols)] * scale;
+          const double b = energy_[static_cast<size_t>(col)] * scale * scale;
+          double* cross_row = cross.data() + static_cast<size_t>(p) * n;
+          double* square_row = square.data() + static_cast<size_t>(p) * n;
+          for (size_t q = 0; q < n; ++q) {
+            const double u = v[q] - zero;
+            cross_row[q] += a * u;
+            square_row[q] += b * u * u;
+          }
         }
       }
     }
@@ -148,21 +158,12 @@ class MatchedFilter {
   double middle_ = 0;  // of all codes less their zero points: what any order gives alike, and is taken off y and v
 };
 
-// Elements of runs moved as `from` says; what does not fill a run stays.
-std::vector<float> Moved(const DequantParts& p, const std::vector<float>& cells, bool by_rows,
-                         const std::vector<int64_t>& from) {
-  std::vector<float> out = cells;
+// Where the element at (r, c) is taken from when runs are moved as `from` says; what does not fill a run stays.
+int64_t Source(const DequantParts& p, int64_t r, int64_t c, bool by_rows, const std::vector<int64_t>& from) {
   const auto length = static_cast<int64_t>(from.size());
   const int64_t extent = by_rows ? p.rows : p.cols, step = by_rows ? p.cols : 1;
-  for (int64_t r = 0; r < p.rows; ++r) {
-    for (int64_t c = 0; c < p.cols; ++c) {
-      const int64_t i = by_rows ? r : c, place = i % length;
-      if (i - place + length > extent) continue;
-      out[static_cast<size_t>(r * p.cols + c)] =
-          cells[static_cast<size_t>(r * p.cols + c + (from[static_cast<size_t>(place)] - place) * step)];
-    }
-  }
-  return out;
+  const int64_t i = by_rows ? r : c, place = i % length, at = r * p.cols + c;
+  return i - place + length > extent ? at : at + (from[static_cast<size_t>(place)] - place) * step;
 }
 
 }  // namespace
@@ -179,12 +180,14 @@ std::optional<Explanation> TryRuns(const QuantTrial& t) {
         if (2 * static_cast<double>(filter.equations()) < n * std::log2(n) + 40) break;
         const std::vector<int64_t> from = filter.Order(length, by_rows, zeros_too);
         if (from.empty() || std::is_sorted(from.begin(), from.end())) continue;
-        DequantParts other = p;
-        other.code = Moved(p, p.code, by_rows, from);
-        if (zeros_too) other.zero = Moved(p, p.zero, by_rows, from);
+        const auto moved = [&](int64_t r, int64_t c) {
+          const int64_t at = r * p.cols + c, source = Source(p, r, c, by_rows, from);
+          return t.ValueOf(double{p.code[static_cast<size_t>(source)]}, t.ZeroAt(zeros_too ? source : at),
+                           p.ScaleOf(at));
+        };
         std::string text = "fits " + t.product().name + " if " + RunOrderText(by_rows, from);
         if (zeros_too) text += ", zero points with them";
-        if (auto why = t.Try(other, {fault_class::kQLayout, text})) return why;
+        if (auto why = t.Try(moved, {fault_class::kQLayout, text})) return why;
       }
     }
   }

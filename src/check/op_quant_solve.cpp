@@ -74,9 +74,14 @@ class Solver {
       const int64_t m = (t_.product().first + begin) / block;
       int64_t end = begin;
       while (end < lines_ && (t_.product().first + end) / block == m) ++end;
-      std::vector<double> normal(n * n, 0), target(n, 0), part(n);
-      for (int64_t line = begin; line < end; ++line)
-        for (int64_t other = 0; other < others_; ++other) AddEquation(line, other, zeros, &part, &normal, &target);
+      std::vector<double> normal(n * n, 0), target(n, 0), part(n), mine(static_cast<size_t>(p_.cols));
+      for (int64_t line = begin; line < end; ++line) {
+        const int64_t at = (t_.product().first + line) * p_.cols;
+        for (int64_t c = 0; c < p_.cols; ++c)
+          mine[static_cast<size_t>(c)] = zeros ? p_.ScaleOf(at + c) * p_.global : t_.declared()[at + c];
+        for (int64_t other = 0; other < others_; ++other)
+          AddEquation(line, other, zeros, mine, &part, &normal, &target);
+      }
       fit::SolveSymmetric(normal, target);
       std::copy(target.begin(), target.end(), out.begin() + m * groups);
       begin = end;
@@ -102,23 +107,37 @@ class Solver {
     return cross;
   }
 
-  // One element of the result: adds its products to the normal equations. zeros: the equation is of the difference from
-  // the right result.
-  void AddEquation(int64_t line, int64_t other, bool zeros, std::vector<double>* part, std::vector<double>* normal,
-                   std::vector<double>* target) const {
+  // In four sums, which need not wait for each other.
+  static double Dot(const double* a, const double* b, int64_t n) {
+    double sum[4] = {};
+    int64_t i = 0;
+    for (; i + 4 <= n; i += 4)
+      for (int64_t j = 0; j < 4; ++j) sum[j] += a[i + j] * b[i + j];
+    for (; i < n; ++i) sum[0] += a[i] * b[i];
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+  }
+
+  // One element of the result: adds its products to the normal equations. mine: what the line's elements are multiplied
+  // with, their values or (zeros) their scales. zeros: the equation is of the difference from the right result.
+  void AddEquation(int64_t line, int64_t other, bool zeros, const std::vector<double>& mine, std::vector<double>* part,
+                   std::vector<double>* normal, std::vector<double>* target) const {
     const bool activation = t_.product().activation;
     const int64_t row = activation ? line : other, col = activation ? other : line, i = row * width_ + col;
     if (!t_.subject().judged()[static_cast<size_t>(row)] || !std::isfinite(have_[i])) return;
     const auto n = part->size();
-    std::fill(part->begin(), part->end(), 0.0);
-    const int64_t r = t_.product().first + line;
-    for (int64_t c = 0; c < p_.cols; ++c) {
-      const int64_t at = r * p_.cols + c;
-      const double x = t_.product().other[other * p_.cols + c];
-      const double mine = zeros ? p_.ScaleOf(at) * p_.global : t_.declared()[at];
-      // Columns in groups by a list have rows of their own.
-      const int64_t g = p_.block_cols > 0 ? c / p_.block_cols : p_.group[static_cast<size_t>(at)] % t_.grid_cols();
-      (*part)[static_cast<size_t>(g)] += x * mine;
+    const double* x = &t_.product().other.values[static_cast<size_t>(other * p_.cols)];
+    if (p_.block_cols > 0) {
+      for (size_t g = 0; g < n; ++g) {
+        const int64_t from = static_cast<int64_t>(g) * p_.block_cols;
+        (*part)[g] = Dot(x + from, mine.data() + from, std::min(p_.block_cols, p_.cols - from));
+      }
+    } else {  // columns in groups by a list have rows of their own
+      std::fill(part->begin(), part->end(), 0.0);
+      const int64_t at = (t_.product().first + line) * p_.cols;
+      for (int64_t c = 0; c < p_.cols; ++c) {
+        const int64_t g = p_.group[static_cast<size_t>(at + c)] % t_.grid_cols();
+        (*part)[static_cast<size_t>(g)] += x[c] * mine[static_cast<size_t>(c)];
+      }
     }
     const double bias = t_.product().bias.size() == width_ ? t_.product().bias[col] : 0;
     const double y = have_[i] - (zeros ? t_.right().value[i] : bias);
@@ -191,8 +210,8 @@ std::optional<Explanation> Readings(const QuantTrial& t, const Cells& used, doub
       fits = Near(used[i], cells[i], room);
     }
     if (!fits || moved < kLeastMoved) continue;
-    if (auto why = t.Try(t.WithScales(cells),
-                         {fault_class::kQLayout, "fits " + t.product().name + " with scales " + reading.how}))
+    if (auto why =
+            t.TryScales(cells, {fault_class::kQLayout, "fits " + t.product().name + " with scales " + reading.how}))
       return why;
   }
   return std::nullopt;
@@ -227,10 +246,10 @@ std::optional<Explanation> Scales(const QuantTrial& t, const Solver& solver) {
     for (double c : constants) {
       Cells one = t.scales();
       for (size_t i : off) one[i] *= c;
-      if (auto why = t.Try(
-              t.WithScales(one),
-              {fault_class::kQScale, fits + NumberText(c) + " times " + Which(t, off, "scales") + ", the others right",
-               c, "scale used / expected"}))
+      if (auto why =
+              t.TryScales(one, {fault_class::kQScale,
+                                fits + NumberText(c) + " times " + Which(t, off, "scales") + ", the others right", c,
+                                "scale used / expected"}))
         return why;
     }
   }
@@ -241,18 +260,18 @@ std::optional<Explanation> Scales(const QuantTrial& t, const Solver& solver) {
     std::string text = fits + "scales in other places: ";
     for (size_t k = 0; k < std::min<size_t>(off.size(), 4); ++k)
       text += (k > 0 ? ", " : "") + std::to_string(off[k]) + " holds that of " + std::to_string((*from)[off[k]]);
-    if (auto why = t.Try(t.WithScales(moved), {fault_class::kQLayout, text})) return why;
+    if (auto why = t.TryScales(moved, {fault_class::kQLayout, text})) return why;
   }
   const double first = used.front();
   if (std::all_of(used.begin(), used.end(), [&](double x) { return Near(x, first, room); })) {
-    if (auto why = t.Try(t.WithScales(Cells(used.size(), first)),
-                         {fault_class::kQScale, fits + "one scale for all, " + NumberText(first)}))
+    if (auto why = t.TryScales(Cells(used.size(), first),
+                               {fault_class::kQScale, fits + "one scale for all, " + NumberText(first)}))
       return why;
   }
   if (solver.Surplus() < 2) return std::nullopt;
-  return t.Try(t.WithScales(used),
-               {fault_class::kQScale, fits + Which(t, off, "scales") + " off, each by a factor of " + "its own, from " +
-                                          NumberText(least) + " to " + NumberText(most)});
+  return t.TryScales(
+      used, {fault_class::kQScale, fits + Which(t, off, "scales") + " off, each by a factor of " + "its own, from " +
+                                       NumberText(least) + " to " + NumberText(most)});
 }
 
 std::optional<Explanation> Zeros(const QuantTrial& t, const Solver& solver) {
@@ -286,15 +305,14 @@ std::optional<Explanation> Zeros(const QuantTrial& t, const Solver& solver) {
     // Shifts of many kinds are evidence only where there were more equations than numbers.
     if (counts.size() == 1 || solver.Surplus() >= 1.5) {
       if (const auto from = counts.size() == 1 ? std::nullopt : Permutation(whole, declared, room)) {
-        if (auto why = t.Try(t.WithZeros(whole), {fault_class::kQLayout, fits + "zero points in other places"}))
-          return why;
+        if (auto why = t.TryZeros(whole, {fault_class::kQLayout, fits + "zero points in other places"})) return why;
       }
-      if (auto why = t.Try(t.WithZeros(whole), {fault_class::kQZero, text, static_cast<double>(most->first), meaning}))
+      if (auto why = t.TryZeros(whole, {fault_class::kQZero, text, static_cast<double>(most->first), meaning}))
         return why;
     }
   }
   if (solver.Surplus() < 2) return std::nullopt;
-  return t.Try(t.WithZeros(used), {fault_class::kQZero, fits + "zero points of " + Which(t, off, "groups") + " off"});
+  return t.TryZeros(used, {fault_class::kQZero, fits + "zero points of " + Which(t, off, "groups") + " off"});
 }
 
 }  // namespace

@@ -6,6 +6,9 @@
 #include <limits>
 
 #include "check/check.h"
+#include "check/op_quant_explain.h"
+#include "finding/finding.h"
+#include "oracle/linear.h"
 #include "small_trace.h"
 #include "verdicts.h"
 
@@ -162,6 +165,49 @@ TEST(QuantisedProduct, WhatNoConventionGivesStaysWithoutACause) {
   });
   ASSERT_EQ(r.findings.size(), 1U);
   EXPECT_EQ(r.findings[0].cls, fault_class::kKernel) << r.findings[0].evidence[0];
+}
+
+// A cause that does not fit is refused by one row of the weight, however large that is: what 4096 x 4096 would cost.
+TEST(QuantisedProduct, AFewElementsRefuseACauseThatDoesNotFit) {
+  constexpr int64_t kN = 64;
+  SmallTrace t;
+  const uint64_t a = t.Request(std::vector<int64_t>(8, 1));
+  const std::vector<float> x = Noise(8 * kN, 1), codes = Noise(kN * kN, 2);
+  op::DequantParts parts;
+  parts.rows = parts.cols = parts.block_rows = parts.block_cols = kN;
+  parts.code = codes;
+  parts.scale = {0.5};
+  parts.group.assign(codes.size(), 0);
+  const oracle::Array input = op::ToArray({8, kN}, std::vector<double>(x.begin(), x.end()));
+  const auto product = [&](const oracle::Array& w) { return oracle::Linear(input, w, {{0}, {}}); };
+  const oracle::Computed right = product(parts.Values()).value();
+  std::vector<float> y;
+  for (const double v : right.value.values) y.push_back(static_cast<float>(3 * v));
+  t.Record("layers.0.mlp.down", "T h", {8, kN}, y, {.rows = {{a, 0, 8, 0, false}}});
+  const auto capture = t.Open();
+  CheckReport report;
+  const op::Subject s(*capture, *capture->Load(capture->EventsOf("layers.0.mlp.down")[0]), report);
+  int64_t asked = 0, products = 0;
+  op::QuantisedProduct q;
+  q.name = "w";
+  q.other = input;
+  q.product = [&](const oracle::Array& w) {
+    ++products;
+    return product(w);
+  };
+  const op::QuantTrial trial(s, q, right, parts);
+  const auto of = [&](double times) {
+    return [&, times](int64_t r, int64_t c) {
+      ++asked;
+      return times * double{codes[static_cast<size_t>(r * kN + c)]};
+    };
+  };
+  EXPECT_FALSE(trial.Try(of(2.5), {fault_class::kQScale, "other scales"}));
+  EXPECT_LE(asked, kN);
+  EXPECT_EQ(products, 0);
+  EXPECT_TRUE(trial.Try(of(1.5), {fault_class::kQScale, "the scales used"}));
+  EXPECT_GE(asked, kN * kN);
+  EXPECT_EQ(products, 1);
 }
 
 }  // namespace
