@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "base/number_text.h"
 #include "check/op_fitted.h"
@@ -93,50 +94,105 @@ double NamedEps(double eps) {
   return eps;
 }
 
-// Statistics in bf16: each row is a factor of its own off, and what the factors come from are values of bf16. Rows
-// agree with that by chance as often as their factor is known worse than these values are apart.
-std::optional<Explanation> CoarseStatistics(const Subject& s, const NormCall& call, const Computed& right) {
+// What a row is of x · weight, by least squares, and how surely: the roundings of the result (0.4 u each, weighed by
+// squares), four sigmas.
+struct RowFactor {
+  int64_t row = 0;  // of the operand
+  double factor = 0, known = 0;
+};
+
+// Of the judged rows that have one; empty where an element is not finite.
+std::vector<RowFactor> FactorsOf(const Subject& s, const NormCall& call, const Computed& right) {
   const int64_t d = call.x.cols(), rows = call.x.rows(), judged = static_cast<int64_t>(s.judged().size());
-  if (call.layer_norm || rows == 0 || s.actual().size() != call.x.size()) return std::nullopt;
-  constexpr int kBits = 8;
-  constexpr double kLeastBits = 40, kQuantities = 4;
-  // Of a factor by least squares over d values, each rounded so many times (0.4 u each, weighed by squares), four
-  // sigmas.
-  const double known = 4 * s.precision().store * std::sqrt(right.stores / 2 / static_cast<double>(d)) + 1e-7;
-  Computed y = right;
-  double bits[4] = {};
-  bool fits[4] = {true, true, true, true};
+  std::vector<RowFactor> out;
   for (int64_t r = 0; r < rows; ++r) {
     if (judged > 0 && !s.judged()[static_cast<size_t>(r * judged / rows)]) continue;
-    double cross = 0, own = 0;
+    double cross = 0, own = 0, fourth = 0;
     for (int64_t i = r * d; i < (r + 1) * d; ++i) {
       const double v = call.x[i] * (call.weight.values.empty() ? 1 : call.weight[i % d]);
-      if (!std::isfinite(s.actual()[i])) return std::nullopt;
+      if (!std::isfinite(s.actual()[i])) return {};
       cross += v * s.actual()[i];
       own += v * v;
+      fourth += v * v * v * v;
     }
     if (!(own > 0) || !(cross > 0)) continue;
-    const double factor = cross / own, square = 1 / (factor * factor);
-    for (int64_t i = r * d; i < (r + 1) * d; ++i)
-      y.value[i] = factor * call.x[i] * (call.weight.values.empty() ? 1 : call.weight[i % d]);
+    const double known = 4 * s.precision().store * std::sqrt(right.stores / 2 * fourth) / own + 1e-7;
+    out.push_back({r, cross / own, known});
+  }
+  return out;
+}
+
+// Each row with the factor that it has.
+Computed ByFactors(const NormCall& call, const Computed& right, const std::vector<RowFactor>& factors) {
+  const int64_t d = call.x.cols();
+  Computed y = right;
+  for (const RowFactor& f : factors) {
+    for (int64_t i = f.row * d; i < (f.row + 1) * d; ++i)
+      y.value[i] = f.factor * call.x[i] * (call.weight.values.empty() ? 1 : call.weight[i % d]);
+  }
+  return y;
+}
+
+// Statistics in bf16: each row is a factor of its own off, and what the factors come from are values of bf16. Rows
+// agree with that by chance as often as their factor is known worse than these values are apart.
+std::optional<Explanation> CoarseStatistics(const Subject& s, const NormCall& call, const Computed& right,
+                                            const std::vector<RowFactor>& factors) {
+  constexpr int kBits = 8;
+  constexpr double kLeastBits = 40, kQuantities = 4;
+  double bits[4] = {};
+  bool fits[4] = {true, true, true, true};
+  for (const RowFactor& f : factors) {
+    const double square = 1 / (f.factor * f.factor);
     // 1 / root; mean square with eps, without it; sum of squares.
-    const double quantity[4] = {factor, square, square - call.eps, (square - call.eps) * static_cast<double>(d)};
+    const double quantity[4] = {f.factor, square, square - call.eps,
+                                (square - call.eps) * static_cast<double>(call.x.cols())};
     for (int q = 0; q < 4; ++q) {
       if (!(quantity[q] > 0)) continue;
       const double spacing = std::ldexp(1, std::ilogb(quantity[q]) - (kBits - 1));
-      const double room = known * (q == 0 ? 1 : 2) * quantity[q];
+      const double room = f.known * (q == 0 ? 1 : 2) * quantity[q];
       fits[q] = fits[q] && std::abs(std::nearbyint(quantity[q] / spacing) * spacing - quantity[q]) <= room;
       bits[q] -= std::log2(std::min(1.0, 2 * room / spacing));
     }
   }
   constexpr const char* kNames[] = {"inverse roots", "mean squares with eps", "mean squares", "sums of squares"};
   for (int q = 0; q < 4; ++q) {
-    if (!fits[q] || bits[q] - std::log2(kQuantities) < kLeastBits || !FitsBetter(s, right, y)) continue;
+    if (!fits[q] || bits[q] - std::log2(kQuantities) < kLeastBits) continue;
+    if (!FitsBetter(s, right, ByFactors(call, right, factors))) continue;
     return Explanation{fault_class::kPrecision, std::string("fits statistics in bf16: the ") + kNames[q] +
                                                     " of all rows are values of bf16, " + NumberText(bits[q], 3) +
                                                     " bits beyond chance"};
   }
   return std::nullopt;
+}
+
+// The same where rows are too short, or stored too coarsely, to say what their factors come from: they lie around one
+// by a few roundings of bf16, and apart from each other by more than they are known to. One constant on all rows is not
+// that, nor on some of them: a tenth at least must lie on either side of the middle.
+std::optional<Explanation> ScatteredStatistics(const Subject& s, const NormCall& call, const Computed& right,
+                                               const std::vector<RowFactor>& factors) {
+  constexpr size_t kLeastRows = 8;
+  constexpr double kMostOff = 8 * 0x1p-8;
+  if (factors.size() < kLeastRows) return std::nullopt;
+  const int64_t d = call.x.cols();
+  std::vector<double> ratios;
+  for (const RowFactor& f : factors) {
+    const double divisor = std::sqrt(SquareOf(call.x.row(f.row), 0, static_cast<double>(d)) + call.eps);
+    ratios.push_back(f.factor * divisor);
+    if (!(std::abs(ratios.back() - 1) <= kMostOff)) return std::nullopt;
+  }
+  std::vector<double> sorted = ratios;
+  std::sort(sorted.begin(), sorted.end());
+  const double middle = sorted[sorted.size() / 2];
+  size_t below = 0, above = 0;
+  for (size_t i = 0; i < ratios.size(); ++i) {
+    below += ratios[i] < middle - factors[i].known ? 1 : 0;
+    above += ratios[i] > middle + factors[i].known ? 1 : 0;
+  }
+  if (10 * std::min(below, above) < ratios.size()) return std::nullopt;
+  if (!FitsBetter(s, right, ByFactors(call, right, factors))) return std::nullopt;
+  return Explanation{fault_class::kPrecision,
+                     "each row is a factor of its own off, from " + NumberText(sorted.front(), 4) + " to " +
+                         NumberText(sorted.back(), 4) + ": statistics in a coarser type than declared"};
 }
 
 }  // namespace
@@ -199,7 +255,9 @@ std::optional<Explanation> ExplainNorm(const Subject& s, const NormCall& call, c
                          "the root",
        !call.layer_norm, true, 0},
   };
-  if (auto why = CoarseStatistics(s, call, right)) return why;
+  const std::vector<RowFactor> factors =
+      call.layer_norm ? std::vector<RowFactor>{} : FactorsOf(s, call, right);  // about a mean there is no one factor
+  if (auto why = CoarseStatistics(s, call, right, factors)) return why;
   const bool constant =
       !std::isnan(ConstantRatio(s.actual(), right.value, s.judged(), std::max(1e-4, 8 * s.precision().store)));
   for (const Form& form : forms) {
@@ -222,8 +280,10 @@ std::optional<Explanation> ExplainNorm(const Subject& s, const NormCall& call, c
         return why;
     }
   }
-  return ForOtherWeights(s, call.weight_name, call.weight,
-                         [&](const OtherWeight& w) { return try_one(declared, w.value, call.bias, w.why); });
+  if (auto why = ForOtherWeights(s, call.weight_name, call.weight,
+                                 [&](const OtherWeight& w) { return try_one(declared, w.value, call.bias, w.why); }))
+    return why;
+  return ScatteredStatistics(s, call, right, factors);
 }
 
 }  // namespace assay::op

@@ -350,6 +350,47 @@ TEST(OtherRange, RootsOfANormThatAreValuesOfBf16ArePrecision) {
   EXPECT_RULED_OUT(Roots(false, 1));
 }
 
+// Result and operand in bf16, the sum of squares rounded at each step or multiplied by one constant: rows of 160
+// columns do not say what their factors come from.
+CheckResult ShortRows(bool coarse, double times, int64_t scaled_rows = 40) {
+  constexpr int64_t kRows = 40, kCols = 160;
+  const auto bf16 = [](double x) {
+    int exponent = 0;
+    const double m = std::frexp(x, &exponent);
+    return std::ldexp(std::nearbyint(std::ldexp(m, 8)), exponent - 8);
+  };
+  SmallTrace t;
+  const uint64_t a = t.Request(std::vector<int64_t>(kRows, 1));
+  std::vector<float> x = Noise(kRows * kCols, 1), w = Noise(kCols, 2), y;
+  for (std::vector<float>* v : {&x, &w}) {
+    for (float& e : *v) e = static_cast<float>(bf16(e));
+  }
+  for (int64_t r = 0; r < kRows; ++r) {
+    double sum = 0;
+    for (int64_t c = 0; c < kCols; ++c) {
+      sum += At(x, r * kCols + c) * At(x, r * kCols + c);
+      if (coarse) sum = bf16(sum);
+    }
+    double root = (r < scaled_rows ? times : 1) / std::sqrt(sum / kCols + 1e-6);
+    if (coarse) root = bf16(root);
+    for (int64_t c = 0; c < kCols; ++c)
+      y.push_back(static_cast<float>(bf16(bf16(At(x, r * kCols + c) * root) * At(w, c))));
+  }
+  const testing::Put put{.rows = {{a, 0, kRows, 0, false}}, .compute = DType::kBF16};
+  t.Record("layers.0.input_layernorm.weight", "h", {kCols}, w, {.step = -1, .phase = Phase::kLoad});
+  t.Record("embed", "T h", {kRows, kCols}, x, put);
+  t.Record("layers.0.input_norm", "T h", {kRows, kCols}, y, put);
+  return Judge(t, {"norms"});
+}
+TEST(OtherRange, ShortRowsOffByFactorsOfTheirOwnArePrecision) {
+  ExpectNamed(ShortRows(true, 1), "layers.0.input_norm", "PRECISION");
+  ExpectNamed(ShortRows(false, 1.02), "layers.0.input_norm", "SCALE");
+  const CheckResult some = ShortRows(false, 1.02, 20);  // half of the rows
+  ASSERT_FALSE(some.findings.empty());
+  EXPECT_NE(some.findings[0].cls, "PRECISION");
+  EXPECT_RULED_OUT(ShortRows(false, 1));
+}
+
 // The norm behind attention of a stream whose branch has a factor, which stands on `out` as the table says.
 CheckResult Branch(double factor) {
   constexpr int64_t kRows = 6, kCols = 32;
