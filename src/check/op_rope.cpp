@@ -280,7 +280,7 @@ std::optional<Explanation> ExplainFactor(const Subject& s, const Rotation& r, co
 }
 
 // Order: length, overwritten operand, pairing, which end, no rotation, direction, strides, scaling, positions, base. A
-// pairing or an end changes every row and is exact; positions and bases are searches, so they come last.
+// pairing or an end changes every row and is exact; positions, bases and frequencies are searches, so they come last.
 std::optional<Explanation> ExplainRotation(const Subject& s, const Raw& raw, const Rotation& r,
                                            const oracle::Computed& before, const Difference& d,
                                            const oracle::Computed& right) {
@@ -381,7 +381,8 @@ std::optional<Explanation> ExplainRotation(const Subject& s, const Raw& raw, con
       return Explanation{fault_class::kRopeForm, "fits another base of the frequencies", theta, "theta used"};
     }
   }
-  return std::nullopt;
+  return ExplainFrequencies(s, r, before.value, positions, right,
+                            [&](const Rotation& used) { return Turn(before, positions, used); });
 }
 
 // A layer without rotary embedding says so: rope.type=none, rope.dim=0, or op=copy.
@@ -516,9 +517,16 @@ void JudgeTable(Subject& s) {
     if (rotation->spec.scaling == oracle::RopeScaling::kYarn && fits(plain)) {
       return Explanation{fault_class::kRopeForm, "fits the other rule for the ends of the ramp (rope.truncate)"};
     }
-    return ExplainAngles(s, *rotation, positions, right, [&](const Rotation& coarse) -> Result<oracle::Computed> {
-      return oracle::CosSinTable(coarse.frequencies, positions);
-    });
+    const auto run = [&](const Rotation& used) -> Result<oracle::Computed> {
+      return oracle::CosSinTable(used.frequencies, positions);
+    };
+    if (auto why = ExplainAngles(s, *rotation, positions, right, run)) return why;
+    // A row of the table is (1, 0) turned by the row's position, in halves.
+    Array ones = Array::Filled(s.actual().shape);
+    for (int64_t i = 0; i < ones.size(); ++i) ones[i] = i % dim < dim / 2 ? 1 : 0;
+    Rotation halves = *rotation;
+    halves.layout = {oracle::Pairing::kHalf, false};
+    return ExplainFrequencies(s, halves, ones, positions, right, run);
   });
 }
 

@@ -28,6 +28,11 @@ bool IsRotated(std::string_view stem);
 using RunRotation = std::function<Result<oracle::Computed>(const Rotation&)>;
 std::optional<Explanation> ExplainAngles(const Subject& s, const Rotation& declared, std::span<const double> positions,
                                          const oracle::Computed& right, const RunRotation& run);
+// Frequencies other than declared (ROPE-FORM): the declared scaling with other values of its keys, another base, or no
+// formula that is known, where each pair turns by a frequency of its own in every row. before: what is rotated.
+std::optional<Explanation> ExplainFrequencies(const Subject& s, const Rotation& declared, const oracle::Array& before,
+                                              std::span<const double> positions, const oracle::Computed& right,
+                                              const RunRotation& run);
 // Another weight in the norm between projection and rotation, or no norm: the second operand of `turn`.
 std::optional<Explanation> ExplainNormBefore(const Subject& s, const Operation& turn, const oracle::Computed& right);
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <complex>
+#include <numbers>
+#include <set>
 
 #include "base/parallel_for.h"
 
@@ -161,6 +163,129 @@ Result<std::vector<RotationFit>> FitPairings(const Array& x, const Array& y, con
   }
   if (fits[1].residual < fits[0].residual) std::swap(fits[0], fits[1]);
   return fits;
+}
+
+namespace {
+
+// Angle and weight of a pair in one row, heads summed up.
+struct Phase {
+  double position;
+  Complex z;
+};
+
+// Largest Re sum z exp(-i w p) over w in (-pi, pi], on a grid that the longest wave of `phases` resolves. Phases by
+// ascending position.
+double CoarseFrequency(std::span<const Phase> phases) {
+  const double step = 0.5 / phases.back().position;
+  const auto n = static_cast<int64_t>(std::numbers::pi / step);
+  double best = -1, found = 0;
+  for (int64_t j = -n; j <= n; ++j) {
+    const double w = static_cast<double>(j) * step;
+    double sum = 0;
+    for (const Phase& f : phases) sum += f.z.real() * std::cos(w * f.position) + f.z.imag() * std::sin(w * f.position);
+    if (sum > best) best = sum, found = w;
+  }
+  return found;
+}
+
+// Weighted root mean square of the angles that w leaves; *slope: by how much w should be larger (least squares).
+double AnglesLeft(std::span<const Phase> phases, double w, double* slope) {
+  double weight = 0, square = 0, cross = 0, moment = 0;
+  for (const Phase& f : phases) {
+    const double left = std::arg(f.z * std::polar(1.0, -w * f.position)), m = std::abs(f.z);
+    weight += m;
+    square += m * left * left;
+    cross += m * left * f.position;
+    moment += m * f.position * f.position;
+  }
+  *slope = moment > 0 ? cross / moment : 0;
+  return weight > 0 ? std::sqrt(square / weight) : 0;
+}
+
+// First from the rows of small positions, then with more and more of the others: what is known from positions up to p
+// tells which turn one up to 2 p is in.
+PairFrequency FitPair(std::span<const Phase> phases, size_t n_coarse, double given) {
+  PairFrequency fit;
+  fit.inverse = given;
+  double slope = 0, energy = 0;
+  for (const Phase& f : phases) energy += std::abs(f.z);
+  if (!(energy > 0) || !std::isfinite(energy)) return fit;
+  fit.decided = true;
+  fit.declared = AnglesLeft(phases, given, &slope);
+  fit.inverse = CoarseFrequency(phases.first(n_coarse));
+  for (size_t n = n_coarse;;) {
+    for (int round = 0; round < 3; ++round) {
+      AnglesLeft(phases.first(n), fit.inverse, &slope);
+      fit.inverse += slope;
+    }
+    if (n == phases.size()) break;
+    const double reach = 2 * phases[n - 1].position;
+    ++n;  // one more even where it lies farther out
+    while (n < phases.size() && phases[n].position <= reach) ++n;
+  }
+  fit.residual = AnglesLeft(phases, fit.inverse, &slope);
+  return fit;
+}
+
+}  // namespace
+
+Result<FrequencyFit> FitFrequencies(const Array& x, const Array& y, std::span<const double> positions,
+                                    std::span<const char> judged, const RopeFrequencies& given,
+                                    const RopeLayout& layout) {
+  constexpr double kFarthest = 4096;  // of the rows of the first search, whose cost grows with the position
+  constexpr size_t kFewest = 4, kMostRows = 256, kMostCoarse = 48;
+  const int64_t half = static_cast<int64_t>(given.inverse.size()), d = x.cols();
+  if (x.rank() < 2 || x.shape != y.shape || d < 2 * half || half == 0 ||
+      x.shape[0] != static_cast<int64_t>(positions.size())) {
+    return Status::BadInput("no rotation leads from shape " + ShapeText(x.shape) + " to " + ShapeText(y.shape));
+  }
+  std::vector<int64_t> rows;
+  std::set<double> different;
+  for (int64_t t = 0; t < x.shape[0]; ++t) {
+    const double p = positions[static_cast<size_t>(t)];
+    if (!(p >= 1) || p != std::floor(p) || (!judged.empty() && judged[static_cast<size_t>(t)] == 0)) continue;
+    rows.push_back(t);
+    different.insert(p);
+  }
+  std::stable_sort(rows.begin(), rows.end(), [&](int64_t a, int64_t b) {
+    return positions[static_cast<size_t>(a)] < positions[static_cast<size_t>(b)];
+  });
+  if (rows.size() > kMostRows) rows.resize(kMostRows);
+  size_t n_coarse = 0;
+  while (n_coarse < std::min(rows.size(), kMostCoarse) && positions[static_cast<size_t>(rows[n_coarse])] <= kFarthest)
+    ++n_coarse;
+  if (different.size() < kFewest || n_coarse < kFewest) {
+    return Status::BadInput("too few positions to tell frequencies from");
+  }
+  const int64_t heads = x.rows() / x.shape[0];
+  const int64_t step = layout.pairing == Pairing::kInterleaved ? 2 : 1;
+  const int64_t other = layout.pairing == Pairing::kInterleaved ? 1 : half;
+  FrequencyFit fit;
+  fit.pairs.resize(static_cast<size_t>(half));
+  std::vector<double> x_sq(fit.pairs.size()), y_sq(fit.pairs.size());
+  ParallelFor(half, 0, [&](int64_t i) {
+    const auto pair = static_cast<size_t>(i);
+    std::vector<Phase> phases;
+    for (const int64_t t : rows) {
+      Complex z;
+      for (int64_t r = t * heads; r < (t + 1) * heads; ++r) {
+        const int64_t at = r * d + (layout.from_end ? d - 2 * half : 0) + i * step;
+        const Complex a(x[at], x[at + other]), b(y[at], y[at + other]);
+        z += std::conj(a) * b;
+        x_sq[pair] += std::norm(a);
+        y_sq[pair] += std::norm(b);
+      }
+      phases.push_back({positions[static_cast<size_t>(t)], z});
+    }
+    fit.pairs[pair] = FitPair(phases, n_coarse, given.inverse[pair]);
+  });
+  double before = 0, behind = 0;
+  for (size_t i = 0; i < x_sq.size(); ++i) {
+    before += x_sq[i];
+    behind += y_sq[i];
+  }
+  if (before > 0) fit.magnitude = std::sqrt(behind / before);
+  return fit;
 }
 
 }  // namespace assay::oracle

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "oracle/rope.h"
@@ -31,5 +32,22 @@ Result<RotationFit> FitRotation(const Array& x, const Array& y, const RopeFreque
 // Both pairings, the better one first.
 Result<std::vector<RotationFit>> FitPairings(const Array& x, const Array& y, const RopeFrequencies& frequencies,
                                              bool from_end, int64_t first, int64_t last);
+
+// The one frequency that a pair's angles over all rows are nearest to.
+struct PairFrequency {
+  double inverse = 0;    // radians a position, within (-pi, pi]: whole positions cannot tell more
+  double residual = 0;   // root mean square of what is left of the angles, radians, weighted by the pair's energy
+  double declared = 0;   // the same under the frequency given
+  bool decided = false;  // false: the pair holds nothing, inverse is the one given
+};
+struct FrequencyFit {
+  std::vector<PairFrequency> pairs;
+  double magnitude = 1;  // |y| / |x| over the rotated elements of the rows
+};
+// Rows that count (all where `judged` is empty) and whose position is a whole number from 1 on are looked at.
+// kBadInput: shapes, or fewer than four different positions of them, or none up to 4096 to begin with.
+Result<FrequencyFit> FitFrequencies(const Array& x, const Array& y, std::span<const double> positions,
+                                    std::span<const char> judged, const RopeFrequencies& given,
+                                    const RopeLayout& layout);
 
 }  // namespace assay::oracle
