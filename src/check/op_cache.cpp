@@ -8,6 +8,7 @@
 #include <set>
 
 #include "check/helpers.h"
+#include "check/op_cache_codes.h"
 #include "check/op_checks.h"
 #include "check/op_explain.h"
 #include "check/op_fitted.h"
@@ -133,6 +134,16 @@ std::vector<double> ScalesOf(const Subject& s, DType cache, const Input& part, s
     }
   }
   return out;
+}
+
+// Rows that no cause explains: of somebody else, or the own ones changed in a way that is not known.
+Explanation UnknownRows(const Subject& s, const Array& due, const std::string& how) {
+  if (GoWithTheirOwn(s.actual(), due, s.judged())) {
+    return {fault_class::kKernel, "rows " + how +
+                                      " are the rows written with other numbers: the same signs, and no scale, code or "
+                                      "order that is known"};
+  }
+  return {fault_class::kKvIdent, "rows " + how + " are not the rows that were written, nor anything made of them"};
 }
 
 // attn.kv_write as it came back against the rows that were given: a copy, but for one rounding to the cache's codes
@@ -274,6 +285,7 @@ void JudgeWrite(Subject& s) {
                         "row read back / row written"};
     }
   }
+  if (!why) why = ExplainOtherCodes(s.actual(), right->value, code_scale.values, cache, s.judged());
   if (!why && top > 0) {
     int64_t off = 0, beyond = 0;
     double cross = 0, square = 0, total = 0;
@@ -314,7 +326,7 @@ void JudgeWrite(Subject& s) {
       why->cls = fault_class::kKvIdent;
     }
   }
-  if (!why) why = Explanation{fault_class::kKvIdent, "rows read back are not the rows that were written"};
+  if (!why) why = UnknownRows(s, right->value, "read back");
   ReportWrong(s, d, *why);
 }
 
@@ -506,6 +518,11 @@ void JudgeRead(Subject& s) {
                           "every head gathered was written, for another head or position: rows and "
                           "heads of a page in the other order"});
     }
+    if (const auto cache = CacheDType(s.capture(), s.info())) {
+      const auto scale = ScalesOf(s, *cache, {s.info().name, s.tensor()}, value ? "v" : "k", heads);
+      if (auto why = ExplainOtherCodes(s.actual(), due.value, scale, *cache, s.judged()))
+        return ReportWrong(s, Differ(s, due), *why);
+    }
     if (auto why = OtherScales(s.actual(), due.value, wrong)) return ReportWrong(s, Differ(s, due), *why);
     if (auto why = ExplainByFit(s, due, {})) {
       const bool scaled = why->cls == fault_class::kScale || why->cls == fault_class::kRange;
@@ -518,6 +535,8 @@ void JudgeRead(Subject& s) {
         return ReportWrong(s, Differ(s, due), *why);
       found = "; " + why->text;
     }
+    const Explanation unknown = UnknownRows(s, due.value, "gathered");
+    if (unknown.cls != fault_class::kKvIdent) return ReportWrong(s, Differ(s, due), unknown);
   }
   ReportRule(s.capture(), s.report(), s.info(),
              {fault_class::kKvIdent,
