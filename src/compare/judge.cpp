@@ -369,6 +369,11 @@ class Judge {
     for (const GraphEdge& edge : node.edges) products = std::max(products, judged_[edge.site].cols);
     if (node.op == SiteOp::kAttention || node.op == SiteOp::kMerge) products += LongestRequest();
     double noise = 0;
+    // Rows read from the cache were rounded to its codes before they were written: a scale's product is all that may
+    // round behind that, to bf16 at the coarsest.
+    if (node.dequantised) {
+      for (double& u : roundoff_) u = std::min(u, UnitRoundoff(DType::kBF16));
+    }
     for (int side : {kA, kB}) {
       noise = std::hypot(noise,
                          RoundingNoise(roundoff_[side], node.roundings, node.contracts, static_cast<double>(products)));

@@ -158,6 +158,7 @@ class GraphBuilder {
     const OpModel model = ModelOf(SiteOp::kCopy);
     node.op = SiteOp::kCopy;
     node.roundings = model.roundings;
+    node.dequantised = true;
     node.edges.push_back({static_cast<uint32_t>(written), false, model.gain});
     node.inputs_known = true;
     return true;

@@ -25,6 +25,7 @@ struct GraphNode {
   // All inputs of the table are there, none bridged: sums can be checked exactly.
   bool direct = false;
   bool inputs_known = false;  // false: no ancestor is common; the site is where the comparison begins
+  bool dequantised = false;   // rows of a cache, which have been through its codes where they were written
   bool by_step = false;       // no token rows, made by a step: comparable where both sides' steps held the same rows
   std::vector<GraphEdge> edges;
   uint32_t last_use = 0;     // last site that reads this one
