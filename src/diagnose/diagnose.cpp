@@ -24,6 +24,24 @@ bool IsEarlier(const Capture& capture, const FirstBad& a, const FirstBad& b) {
   return x != kNoEvent && y != kNoEvent && capture.Earlier(x, y);
 }
 
+// Whether the first finding of the checks goes before the place where the runs part, on a tensor that the comparison
+// left out (slots, block tables, pools, audited buffers), and the checks on the trusted run find nothing of its kind.
+bool IsOwnFault(const Trace& trusted, const Capture& capture, const Diagnosis& d, const DiffResult& diff) {
+  if (d.findings.empty()) return false;
+  const FirstBad& own = d.findings[0];
+  const FirstBad& parted = diff.findings[0];
+  const auto compared = [&](const SiteComparison& site) { return site.rows > 0 && site.name == own.name; };
+  if (CallOf(own.name) == CallOf(parted.name) || !IsEarlier(capture, own, parted) ||
+      std::any_of(diff.sites.begin(), diff.sites.end(), compared)) {
+    return false;
+  }
+  const auto before = RunChecks(Capture(trusted), {});
+  if (!before.ok()) return false;
+  const auto same = [&](const FirstBad& f) { return f.name == own.name && f.cls == own.cls; };
+  return std::none_of(before->findings.begin(), before->findings.end(), same) &&
+         std::none_of(before->consequences.begin(), before->consequences.end(), same);
+}
+
 // judged: at least one hypothesis could be decided, either way.
 Result<Diagnosis> FromChecks(const Capture& capture) {
   ASSAY_ASSIGN_OR_RETURN(CheckResult checked, RunChecks(capture, {}));
@@ -54,6 +72,10 @@ Result<Diagnosis> Diagnose(const Trace& a, const Trace& b) {
 
   // Where the runs part. What the checks found there says what it is; without that the comparison's own finding stands.
   const FirstBad& parted = diff.findings[0];
+  if (IsOwnFault(a, capture, d, diff)) {
+    d.findings[0].evidence.push_back("the runs part behind this, at " + parted.name + ": " + diff.summary);
+    return d;
+  }
   const auto named = std::find_if(d.findings.begin(), d.findings.end(),
                                   [&](const FirstBad& f) { return CallOf(f.name) == CallOf(parted.name); });
   if (named != d.findings.end()) {
