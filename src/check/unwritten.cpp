@@ -3,6 +3,7 @@
 // somebody else.
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <memory>
 
 #include "check/checks.h"
@@ -14,15 +15,34 @@ namespace {
 // A cache keeps rows of earlier steps by design.
 bool IsPool(std::string_view stem) { return stem.ends_with("_cache"); }
 
+// Whether one pattern lay everywhere, and what was written does not look like it: it is no number, or beyond eight
+// times all of that. A fill, then, although nobody said so; a least scale that many rows have is none.
+bool LooksLikeAFill(const Tensor& before, const Tensor& after) {
+  constexpr int64_t kFewest = 4;
+  if (before.n() < kFewest || before.values.size() != after.values.size()) return false;
+  double largest = 0;
+  bool written = false;
+  for (int64_t i = 0; i < before.n(); ++i) {
+    if (BitsAt(before, i) != BitsAt(before, 0)) return false;
+    if (BitsAt(before, i) == BitsAt(after, i)) continue;
+    written = true;
+    largest = std::max(largest, std::fabs(after.values[static_cast<size_t>(i)]));
+  }
+  return written && !(std::fabs(before.values[0]) <= 8 * largest);
+}
+
 // Which elements kept their bits. A pattern of 32 bits does not come back by chance; narrow elements, old values and
-// zeros may, so there a whole innermost vector must be the same (and not all zero).
-std::vector<bool> Kept(const Tensor& before, const Tensor& after, bool poisoned) {
+// zeros may, so there a whole innermost vector must be the same (and not all zero). untold: elements with the bits of
+// before that this leaves open, as there is no vector to tell by.
+std::vector<bool> Kept(const Tensor& before, const Tensor& after, bool declared, int64_t* untold) {
   const int64_t n = after.n();
   std::vector<bool> kept(static_cast<size_t>(n));
   for (int64_t i = 0; i < n; ++i) kept[static_cast<size_t>(i)] = BitsAt(before, i) == BitsAt(after, i);
   const bool wide = BitsOf(after.info->event.dtype) >= 32;
   const std::vector<int64_t>& shape = after.info->event.shape;
   const int64_t inner = shape.empty() ? 1 : std::max<int64_t>(shape.back(), 1);
+  const bool poisoned = declared || (wide && inner == 1 && LooksLikeAFill(before, after));
+  *untold = 0;
   for (int64_t start = 0; start < n; start += inner) {
     bool all = true, zero = true;
     for (int64_t i = start; i < start + inner; ++i) {
@@ -30,6 +50,7 @@ std::vector<bool> Kept(const Tensor& before, const Tensor& after, bool poisoned)
       zero = zero && BitsAt(after, i) == 0;
     }
     if (!zero && (all || (wide && poisoned)) && (poisoned || inner > 1)) continue;
+    *untold += inner == 1 && all && !zero;
     for (int64_t i = start; i < start + inner; ++i) kept[static_cast<size_t>(i)] = false;
   }
   return kept;
@@ -47,7 +68,8 @@ int64_t RowOf(const Tensor& t, int64_t i) {
 // Real rows that kept the fill's bits. Load: a weight that no shard wrote. A whole tail of rows is said as such, as it
 // is what a wrong count of rows leaves.
 void JudgeWrite(const EventInfo& info, const Tensor& before, const Tensor& after, CheckReport* report) {
-  const std::vector<bool> kept = Kept(before, after, Capture::OwnText(*before.info, "poison").has_value());
+  int64_t untold = 0;
+  const std::vector<bool> kept = Kept(before, after, Capture::OwnText(*before.info, "poison").has_value(), &untold);
   std::vector<bool> rows(after.rows.size());
   int64_t n = 0, first = -1;
   for (int64_t i = 0; i < after.n(); ++i) {
@@ -59,6 +81,11 @@ void JudgeWrite(const EventInfo& info, const Tensor& before, const Tensor& after
     }
     if (first < 0) first = i;
     ++n;
+  }
+  if (n == 0 && untold > 0) {
+    return report->Missing(std::to_string(untold) + " of " + std::to_string(after.n()) + " elements of " + info.name +
+                               " have the bits of before, one to a vector: old values may have come out again",
+                           "fill the buffer with one pattern and name it (meta poison) on the look before");
   }
   if (n == 0) return report->Right(info.id);
   Suspicion s = At(info, fault_class::kUnwritten, 3);
