@@ -140,15 +140,40 @@ void JudgeEmbed(Subject& s, const Chosen& chosen) {
   });
 }
 
-// From the recorded logits, so that wrong logits are not counted twice.
+// From the recorded logits, so that wrong logits are not counted twice. Where ranks share the vocabulary, a row is
+// normalised over all of it.
 void JudgeLogProbs(Subject& s) {
-  const TensorPtr logits = s.Operand("logits");
-  if (logits == nullptr) return Missing(s, "logits");
-  if (logits->n() != s.tensor()->n()) return;
+  const TensorPtr own = s.Operand("logits");
+  if (own == nullptr) return Missing(s, "logits");
+  if (own->n() != s.tensor()->n()) return;
+  const Shard& shard = own->info->event.shard;
+  TensorPtr logits = own;
+  if (shard.count > 1) {
+    auto whole = s.capture().Stitched(*own->info);
+    if (!whole.ok()) return s.report().Missing(whole.status().message(), Capture::RecordHint("logits"));
+    logits = *whole;
+  }
+  const int64_t begin = shard.count > 1 ? shard.col_offset : 0, end = begin + own->row_size();
+  if (logits->n_rows() != own->n_rows() || begin < 0 || end > logits->row_size())
+    return s.report().Missing("the shards of logits do not make up whole rows", Capture::RecordHint("logits"));
   Operation take;
   take.inputs = {{"logits", logits}};
-  take.run = [](std::span<const Array> in) { return oracle::LogSoftmax(in[0]); };
-  JudgeOperation(s, take, nullptr);
+  take.run = [&](std::span<const Array> in) -> Result<oracle::Computed> {
+    ASSAY_ASSIGN_OR_RETURN(oracle::Computed y, oracle::LogSoftmax(in[0]));
+    if (shard.count <= 1) return y;
+    for (Array* a : {&y.value, &y.scale, &y.inner}) {
+      if (a->values.empty()) continue;
+      ASSAY_ASSIGN_OR_RETURN(*a, oracle::TakeColumns(*a, begin, end));
+    }
+    return y;
+  };
+  JudgeOperation(s, take, [&](const Difference&, const oracle::Computed& right) -> std::optional<Explanation> {
+    if (shard.count <= 1) return std::nullopt;
+    const auto alone = oracle::LogSoftmax(ToArray(*own));
+    if (!FitsBetter(s, right, alone)) return std::nullopt;
+    return Weighed(s, right, *alone,
+                   {fault_class::kReduce, "fits rows normalised over the columns of this rank alone"});
+  });
 }
 
 // How the tokens of a result were chosen. Metadata of the event, else of the run.

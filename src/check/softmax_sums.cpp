@@ -57,11 +57,18 @@ void Judge(const Tensor& t, bool logarithms, CheckReport* report) {
 
 void CheckSoftmaxSums(const Capture& capture, CheckReport* report) {
   for (const char* stem : {"attn.probs", "logprobs"}) {
+    const bool logarithms = std::string_view(stem) == "logprobs";
     for (const std::string& name : capture.NamesOfStem(stem)) {
       for (const EventId id : RealEvents(capture, name)) {
         auto t = capture.Load(id);
+        // Ranks share the vocabulary, and no part of a row sums to 1: the first rank's event stands for all of them.
+        // (Probabilities of attention are shared by heads, whose rows are whole.)
+        if (t.ok() && logarithms && (*t)->info->event.shard.count > 1) {
+          if ((*t)->info->event.shard.index > 0) continue;
+          t = capture.Stitched(*(*t)->info);
+        }
         if (t.ok()) {
-          Judge(**t, std::string_view(stem) == "logprobs", report);
+          Judge(**t, logarithms, report);
         } else {
           report->Missing(t.status().message(), Capture::RecordHint(name));
         }
