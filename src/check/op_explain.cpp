@@ -7,6 +7,7 @@
 #include <map>
 #include <set>
 
+#include "base/rounding.h"
 #include "check/op_fitted.h"
 
 namespace assay::op {
@@ -418,9 +419,7 @@ bool Representable(const oracle::Array& a, double unit_roundoff) {
   for (double x : a.values) {
     if (x == 0 || !std::isfinite(x)) continue;
     ++nonzero;
-    int exponent = 0;
-    const double scaled = std::ldexp(std::frexp(x, &exponent), bits);
-    if (scaled != std::nearbyint(scaled)) return false;
+    if (RoundToBits(x, bits) != x) return false;
   }
   return nonzero >= 8;
 }

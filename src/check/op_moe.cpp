@@ -6,6 +6,7 @@
 #include <numeric>
 #include <set>
 
+#include "base/rounding.h"
 #include "check/helpers.h"
 #include "check/op_checks.h"
 #include "check/op_experts_explain.h"
@@ -487,12 +488,7 @@ void JudgeChoice(Subject& s, const TensorPtr& logits, const TensorPtr& bias) {
     const auto plain = oracle::Route(ToArray(*logits), Empty(), spec);
     if (plain.ok() && wrong_rows(*plain).empty()) why.text = "the choice fits scores without the correction bias";
     Array rounded = ToArray({bias->n()}, bias->values);
-    for (double& x : rounded.values) {
-      int exponent = 0;
-      const double m = std::frexp(x, &exponent);
-      // frexp gives m in [0.5, 1), so 8 bits behind the point are bf16's 8 significant ones.
-      x = std::ldexp(std::nearbyint(std::ldexp(m, 8)), exponent - 8);
-    }
+    for (double& x : rounded.values) x = RoundToBits(x, 8);
     const auto coarse = oracle::Route(ToArray(*logits), rounded, spec);
     if (coarse.ok() && wrong_rows(*coarse).empty()) why.text = "the choice fits a bias rounded to bf16";
   }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/number_text.h"
+#include "base/rounding.h"
 #include "check/op_fitted.h"
 #include "check/op_other_weight.h"
 #include "fit/constants.h"
@@ -148,9 +149,9 @@ std::optional<Explanation> CoarseStatistics(const Subject& s, const NormCall& ca
                                 (square - call.eps) * static_cast<double>(call.x.cols())};
     for (int q = 0; q < 4; ++q) {
       if (!(quantity[q] > 0)) continue;
-      const double spacing = std::ldexp(1, std::ilogb(quantity[q]) - (kBits - 1));
+      const double spacing = SpacingAt(quantity[q], kBits);
       const double room = f.known * (q == 0 ? 1 : 2) * quantity[q];
-      fits[q] = fits[q] && std::abs(std::nearbyint(quantity[q] / spacing) * spacing - quantity[q]) <= room;
+      fits[q] = fits[q] && std::abs(RoundToBits(quantity[q], kBits) - quantity[q]) <= room;
       bits[q] -= std::log2(std::min(1.0, 2 * room / spacing));
     }
   }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/rounding.h"
 #include "check/op_quant_explain.h"
 #include "quant/misreading.h"
 
@@ -18,13 +19,6 @@ Explanation Why(const QuantTrial& t, std::string_view cls, const std::string& te
 }
 
 // ---- scales --------------------------------------------------------------------------------------------------------
-
-// The value in a float of so many significant bits, hidden one included.
-double Rounded(double x, int bits) {
-  int exponent = 0;
-  const double m = std::frexp(x, &exponent);
-  return std::ldexp(std::nearbyint(std::ldexp(m, bits)), exponent - bits);
-}
 
 // Mistakes in the scales' values, each applied to all of them; a change that changes nothing is no explanation and is
 // not tried.
@@ -58,7 +52,7 @@ Found TryScaleValues(const QuantTrial& t) {
   // Significant bits of the types that loaders narrow scales to.
   for (auto [bits, name] : {std::pair{11, "float16"}, std::pair{8, "bfloat16"}, std::pair{4, "float8 e4m3"}}) {
     if (auto why =
-            each([&, b = bits](double x) { return Rounded(x, b); }, std::string("with scales rounded to ") + name))
+            each([&, b = bits](double x) { return RoundToBits(x, b); }, std::string("with scales rounded to ") + name))
       return why;
   }
   // Bytes of a float32 taken for exponents.

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <utility>
 
+#include "base/rounding.h"
 #include "check/op_fitted.h"
 #include "check/op_other_weight.h"
 #include "check/op_rope.h"
@@ -17,8 +18,7 @@ bool OffsetsVary(std::span<const double> positions, int bits) {
   double first = 0;
   for (double p : positions) {
     if (p == 0) continue;
-    const double spacing = std::ldexp(1, std::max(std::ilogb(p) - (bits - 1), 0));
-    const double off = std::nearbyint(p / spacing) * spacing - p;
+    const double off = RoundToBits(p, bits, 0) - p;
     if (off == 0) continue;
     if (first != 0 && off != first) return true;
     first = off;

@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 #include <unordered_set>
+
+#include "base/rounding.h"
 
 namespace assay::fit {
 namespace {
@@ -22,16 +23,12 @@ constexpr std::array<Format, 6> kFormats{{{"f32", 24, -149, 0x1.fffffep127},
 std::span<const Format> Formats() { return kFormats; }
 
 double SpacingAt(double x, const Format& format) {
-  if (!std::isfinite(x)) return std::numeric_limits<double>::quiet_NaN();
-  if (x == 0) return std::ldexp(1, format.least_exponent);
-  return std::ldexp(1, std::max(std::ilogb(x) - (format.significant_bits - 1), format.least_exponent));
+  return assay::SpacingAt(x, format.significant_bits, format.least_exponent);
 }
 
 double RoundTo(double x, const Format& format) {
   if (!std::isfinite(x) || x == 0) return x;
-  const double spacing = SpacingAt(x, format);
-  // Both by powers of two, so exact; nearbyint rounds ties to even in the default mode.
-  const double rounded = std::nearbyint(x / spacing) * spacing;
+  const double rounded = RoundToBits(x, format.significant_bits, format.least_exponent);
   return std::abs(rounded) > format.largest ? std::copysign(format.largest, x) : rounded;
 }
 

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numbers>
 
+#include "base/rounding.h"
+
 namespace assay::oracle {
 namespace {
 
@@ -77,24 +79,14 @@ double MagnitudeOf(const RopeSpec& spec) {
   return YarnMagnitude(spec.factor, 1);
 }
 
-// Between values of so many significant bits at x; of 11 bits (f16) 2^-24 at the least.
-double SpacingAt(double x, int bits) {
-  const int last = std::ilogb(x) - (bits - 1);
-  return std::ldexp(1, bits == 11 ? std::max(last, -24) : last);
-}
-
-// Nearest value, ties to even.
-double Rounded(double x, int bits) {
-  if (x == 0 || !std::isfinite(x)) return x;
-  const double spacing = SpacingAt(x, bits);
-  return std::nearbyint(x / spacing) * spacing;
-}
+// f16 has no spacing below 2^-24; that of bf16 is f32's, below every angle.
+int LeastExponent(int bits) { return bits == 11 ? -24 : -133; }
 
 // What rounding may move an angle by where an engine's own, in f32, lies on the other side of the middle between two
 // values; 0 anywhere else.
 double TieSlack(double x, int bits) {
   if (x == 0 || !std::isfinite(x)) return 0;
-  const double spacing = SpacingAt(x, bits), steps = std::abs(x) / spacing;
+  const double spacing = SpacingAt(x, bits, LeastExponent(bits)), steps = std::abs(x) / spacing;
   const double from_middle = std::abs(steps - std::floor(steps) - 0.5);
   return from_middle * spacing <= kAngleRoundings * 0x1p-24 * std::abs(x) ? spacing : 0;
 }
@@ -146,7 +138,9 @@ Computed CosSinTable(const RopeFrequencies& f, std::span<const double> positions
   Computed c{Array::Filled(shape), Array::Filled(shape), Array::Filled(shape), 2, kAngleRoundings, 1};
   const AngleRounding& coarse = f.rounding;
   const auto rounded = [&](double x, bool here) {
-    return here && coarse.significant_bits > 0 ? Rounded(x, coarse.significant_bits) : x;
+    return here && coarse.significant_bits > 0
+               ? RoundToBits(x, coarse.significant_bits, LeastExponent(coarse.significant_bits))
+               : x;
   };
   for (int64_t p = 0; p < shape[0]; ++p) {
     for (int64_t i = 0; i < half; ++i) {
