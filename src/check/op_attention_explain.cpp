@@ -48,11 +48,14 @@ void TryStrides(const Subject& out, const AttentionCall& call, Trial* trial) {
     const TensorPtr& view = inputs[static_cast<size_t>(part)].tensor;
     if (view == nullptr) continue;
     const Readings readings = OtherReadings(out, *view, inputs);
-    for (const std::vector<int64_t>& strides : readings.strides) {
+    for (const Reading& way : readings.ways) {
       AttentionCall changed = call;
-      Replace(&changed, part, *view, readings.Read(strides));
-      if (trial->Try(changed, {fault_class::kStride,
-                               "fits " + names[part] + " read from its storage by other strides than its own"})) {
+      Replace(&changed, part, *view, readings.Read(way));
+      const bool moved = way.from_beginning && way.strides == view->info->event.strides;
+      if (trial->Try(changed,
+                     {fault_class::kStride, "fits " + names[part] + " read from " +
+                                                (moved ? "the beginning of its storage, not from where the view begins"
+                                                       : "its storage by other strides than its own")})) {
         return;
       }
     }
@@ -268,6 +271,19 @@ std::optional<Explanation> KeptRows(const Subject& out, const Difference& d) {
   if (d.rows.empty()) return std::nullopt;
   return Explanation{fault_class::kUnwritten, "wrong rows hold bit for bit what the output held in step " +
                                                   std::to_string(step) + ": they were not written"};
+}
+
+// Rows that see no key are due to hold zeros: other numbers there are of another call. Every wrong row must be one.
+std::optional<Explanation> RowsWithoutKeys(const AttentionCall& call, const AttentionValues& right,
+                                           const Difference& d) {
+  for (int64_t r : d.rows) {
+    for (int64_t h = 0; h < call.heads; ++h) {
+      if (right.lse.value[r * call.heads + h] != -HUGE_VAL) return std::nullopt;
+    }
+  }
+  if (d.rows.empty()) return std::nullopt;
+  return Explanation{fault_class::kUnwritten,
+                     "rows that see no key hold other numbers than zeros: they were not written"};
 }
 
 // A row of this step in the slot of the request's first position too: a padding row of the batch went there, whose slot
@@ -500,6 +516,7 @@ std::optional<Explanation> ExplainAttention(const Subject& out, const AttentionC
   TryStrides(out, call, &trial);
   if (auto why = best()) return why;
   if (auto why = KeptRows(out, d)) return why;
+  if (auto why = RowsWithoutKeys(call, right, d)) return why;
   if (auto why = ExplainOtherBuffer(out, d)) return why;
   TryScales(out, call, &trial);
   TryOtherRanks(out, call, &trial);

@@ -153,12 +153,12 @@ bool StaysInside(const std::vector<int64_t>& shape, const std::vector<int64_t>& 
 
 }  // namespace
 
-oracle::Array Readings::Read(const std::vector<int64_t>& by) const {
+oracle::Array Readings::Read(const Reading& by) const {
   oracle::Array read = oracle::Array::Filled(shape);
   std::vector<int64_t> at(shape.size(), 0);
   for (int64_t i = 0; i < read.size(); ++i) {
-    int64_t place = offset;
-    for (size_t a = 0; a < shape.size(); ++a) place += at[a] * by[a];
+    int64_t place = by.from_beginning ? 0 : offset;
+    for (size_t a = 0; a < shape.size(); ++a) place += at[a] * by.strides[a];
     read[i] = storage->values[static_cast<size_t>(place)];
     for (size_t a = shape.size(); a-- > 0;) {
       if (++at[a] < shape[a]) break;
@@ -221,18 +221,28 @@ Readings OtherReadings(const Subject& subject, const Tensor& view, std::span<con
   out.storage = storage;
   out.shape = event.shape;
   out.offset = offset;
-  std::vector<size_t> pick(rank, 0);
-  std::set<std::vector<int64_t>> tried{event.strides};
-  for (int i = 0; i < kMaxMixtures && out.strides.size() < kMaxReadings; ++i) {
-    std::vector<int64_t> strides(rank);
-    for (size_t a = 0; a < rank; ++a) strides[a] = steps[a][pick[a]];
-    if (StaysInside(event.shape, strides, offset, storage->n()) && tried.insert(strides).second) {
-      out.strides.push_back(std::move(strides));
+  std::set<Reading> tried{{event.strides}};
+  const auto add = [&](const Reading& way) {
+    if (StaysInside(event.shape, way.strides, way.from_beginning ? 0 : offset, storage->n()) &&
+        tried.insert(way).second) {
+      out.ways.push_back(way);
     }
-    size_t a = 0;
-    while (a < rank && ++pick[a] == steps[a].size()) pick[a++] = 0;
-    if (a == rank) break;
-  }
+  };
+  const auto mix = [&](bool from_beginning, size_t most) {
+    std::vector<size_t> pick(rank, 0);
+    for (int i = 0; i < kMaxMixtures && out.ways.size() < most; ++i) {
+      Reading way{std::vector<int64_t>(rank), from_beginning};
+      for (size_t a = 0; a < rank; ++a) way.strides[a] = steps[a][pick[a]];
+      add(way);
+      size_t a = 0;
+      while (a < rank && ++pick[a] == steps[a].size()) pick[a++] = 0;
+      if (a == rank) break;
+    }
+  };
+  mix(false, kMaxReadings);
+  if (offset == 0) return out;
+  add({event.strides, true});
+  mix(true, 2 * kMaxReadings);
   return out;
 }
 
@@ -240,34 +250,37 @@ std::optional<Explanation> ExplainStrides(const Subject& subject, const Operatio
   const auto arrays = operation.arrays();
   const auto declared = operation.run(arrays);
   std::vector<Readings> readings(operation.inputs.size());
-  std::map<std::vector<int64_t>, std::vector<size_t>> together;  // operands that may be read by the strides
+  std::map<Reading, std::vector<size_t>> together;  // operands that may be read so
   for (size_t i = 0; i < operation.inputs.size(); ++i) {
     const Input& input = operation.inputs[i];
     if (input.tensor == nullptr) continue;
     readings[i] = OtherReadings(subject, *input.tensor, operation.inputs);
-    for (const std::vector<int64_t>& strides : readings[i].strides) {
+    for (const Reading& way : readings[i].ways) {
       auto changed = arrays;
-      changed[i] = readings[i].Read(strides);
+      changed[i] = readings[i].Read(way);
       if (!FitsInPlaceOf(subject, declared, operation.run(changed))) {
-        together[strides].push_back(i);
+        together[way].push_back(i);
         continue;
       }
-      return Explanation{fault_class::kStride, "fits " + Short(input.name, subject.info()) +
-                                                   " read from its storage with other strides than those of the view"};
+      return Explanation{fault_class::kStride,
+                         "fits " + Short(input.name, subject.info()) +
+                             (way.from_beginning && way.strides == input.tensor->info->event.strides
+                                  ? " read from the beginning of its storage, not from where the view begins"
+                                  : " read from its storage with other strides than those of the view")};
     }
   }
   // One stride for all of several operands, as a kernel has that takes them for parts of one row.
-  for (const auto& [strides, operands] : together) {
+  for (const auto& [way, operands] : together) {
     if (operands.size() < 2) continue;
     auto changed = arrays;
     std::string names;
     for (size_t i : operands) {
-      changed[i] = readings[i].Read(strides);
+      changed[i] = readings[i].Read(way);
       names += (names.empty() ? "" : " and ") + Short(operation.inputs[i].name, subject.info());
     }
     if (!FitsInPlaceOf(subject, declared, operation.run(changed))) continue;
     return Explanation{fault_class::kStride, "fits " + names + " read from their storage with rows " +
-                                                 std::to_string(strides[0]) + " elements apart"};
+                                                 std::to_string(way.strides[0]) + " elements apart"};
   }
   return std::nullopt;
 }

@@ -58,16 +58,21 @@ EventId BoundEvent(const Subject& subject, const std::string& name, EventId oper
 TensorPtr StorageOf(const Subject& subject, const EventInfo& view);
 // Ways in which the memory behind a view may be read. Values are made one way at a time: each takes the memory of the
 // view.
+struct Reading {
+  std::vector<int64_t> strides;  // in elements
+  bool from_beginning = false;   // of the storage, not from where the view begins
+  auto operator<=>(const Reading&) const = default;
+};
 struct Readings {
-  TensorPtr storage;                          // null: not recorded, and no strides
-  std::vector<int64_t> shape;                 // of the view
-  int64_t offset = 0;                         // of its first element in the storage
-  std::vector<std::vector<int64_t>> strides;  // in elements, at most 64; every place lies inside of the storage
-  // The view by one of `strides`.
-  oracle::Array Read(const std::vector<int64_t>& by) const;
+  TensorPtr storage;           // null: not recorded, and no ways
+  std::vector<int64_t> shape;  // of the view
+  int64_t offset = 0;          // of its first element in the storage
+  std::vector<Reading> ways;   // at most 128; every place lies inside of the storage
+  oracle::Array Read(const Reading& by) const;
 };
 // Strides of the view mixed with those of its siblings, and rows as far apart as the result's, a sibling's, or those of
-// the siblings side by side are wide. Strides and shapes come from the file and may be anything.
+// the siblings side by side are wide; all of them from where the view begins, then the view's own and these from the
+// storage's beginning. Strides and shapes come from the file and may be anything.
 Readings OtherReadings(const Subject& subject, const Tensor& view, std::span<const Input> siblings);
 
 }  // namespace assay::op

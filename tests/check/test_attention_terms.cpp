@@ -212,6 +212,28 @@ TEST(AttentionTerms, MeanOfChunksIsAMatterOfLogSumExps) {
   ExpectCause(Merged(true), "LSE", "fits the mean of the chunks");
 }
 
+// The second of two chunks has no keys for the request; its rows are zeros, or hold anything.
+CheckResult EmptyChunk(bool written) {
+  SmallTrace t;
+  const uint64_t a = t.Request(std::vector<int64_t>(kRows, 1));
+  Put put{.rows = {{a, 0, kRows, 0, false}}};
+  const std::vector<float> q = Noise(kRows * kWidth, 1), k = Noise(kRows * kWidth, 2), v = Noise(kRows * kWidth, 3);
+  t.Record("layers.0.attn.q", "T H d", {kRows, 1, kWidth}, q, put);
+  t.Record("layers.0.attn.k", "T Hkv d", {kRows, 1, kWidth}, k, put);
+  t.Record("layers.0.attn.v", "T Hkv d", {kRows, 1, kWidth}, v, put);
+  put.meta = {{"softmax_scale", "0.5"}, {"keys", "0:0"}, {"causal", "0"}};
+  t.Record("layers.0.attn.chunk.0.out", "T H dv", {kRows, 1, kWidth},
+           written ? std::vector<float>(kRows * kWidth, 0.0F) : Noise(kRows * kWidth, 4), put);
+  t.Record("layers.0.attn.chunk.0.lse", "T H", {kRows, 1}, std::vector<float>(kRows, -INFINITY), put);
+  return Judge(t, {"chunks"});
+}
+TEST(AttentionTerms, RowsWithoutKeysThatAreNoZerosAreUnwritten) {
+  EXPECT_RULED_OUT(EmptyChunk(true));
+  const CheckResult r = EmptyChunk(false);
+  ASSERT_EQ(r.findings.size(), 1U);
+  EXPECT_EQ(r.findings[0].cls, "UNWRITTEN");
+}
+
 // A right output, and log-sum-exps kept in bf16 or a third too large.
 CheckResult Lse(bool coarse) {
   SmallTrace t;

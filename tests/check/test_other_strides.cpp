@@ -48,6 +48,40 @@ TEST(OtherStrides, RowsReadBackwardsAreAStride) {
   EXPECT_FIRST(Down(-16, -16), "layers.0.mlp.down", "STRIDE");
   EXPECT_RULED_OUT(Down(-16, 16));
 }
+// Values lie behind the keys of a fused row; the kernel takes the base pointer, and finds keys.
+CheckResult Fused(bool from_the_beginning) {
+  constexpr int64_t kRows = 9, kCols = 8, kPitch = 2 * kCols;
+  SmallTrace t;
+  const uint64_t a = t.Request({1, 2, 3});
+  const std::vector<RowRun> rows = {{a, 0, kRows, 0, false}};
+  const Values memory = Noise(kRows * kPitch, 1), weight = Noise(3 * kCols, 2);
+  Values second, y;
+  for (int64_t r = 0; r < kRows; ++r) {
+    const auto row = memory.begin() + r * kPitch;
+    second.insert(second.end(), row + kCols, row + kPitch);
+    for (int64_t n = 0; n < 3; ++n) {
+      double sum = 0;
+      for (int64_t c = 0; c < kCols; ++c)
+        sum += double{row[(from_the_beginning ? 0 : kCols) + c]} * double{weight[static_cast<size_t>(n * kCols + c)]};
+      y.push_back(static_cast<float>(sum));
+    }
+  }
+  const uint64_t base = 0x10000;
+  t.Record("layers.0.mlp.down_proj.weight", "out in", {3, kCols}, weight, {.step = -1, .phase = Phase::kLoad});
+  t.Record("layers.0.mlp.act.storage", "n", {kRows * kPitch}, memory, {.address = base});
+  // The recorder reads by strides from where the view begins.
+  t.Record("layers.0.mlp.act", "T f", {kRows, kCols}, Values(memory.begin() + kCols, memory.end()),
+           {.rows = rows, .address = base + 4 * kCols, .strides = {kPitch, 1}});
+  t.Record("layers.0.mlp.down", "T h", {kRows, 3}, y, {.rows = rows});
+  return Judge(t, {"linear"});
+}
+TEST(OtherStrides, ViewReadFromTheBeginningOfItsStorageIsAStride) {
+  EXPECT_RULED_OUT(Fused(false));
+  const CheckResult r = Fused(true);
+  EXPECT_FIRST(r, "layers.0.mlp.down", "STRIDE");
+  EXPECT_NE(r.findings[0].evidence[0].find("from the beginning of its storage"), std::string::npos);
+}
+
 // The first two end before and behind the memory, the others overflow an int64.
 TEST(OtherStrides, MemoryOutsideOfTheStorageIsNotRead) {
   for (const int64_t other :
