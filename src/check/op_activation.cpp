@@ -1,8 +1,11 @@
 // Activations of dense and of experts' feed-forward layers: which function, in which order of gate and up.
 #include "check/op_checks.h"
+#include "check/op_experts_explain.h"
 #include "check/op_explain.h"
 #include "check/op_fitted.h"
 #include "check/op_moe.h"
+#include "check/op_moe_layout.h"
+#include "check/op_moe_rows.h"
 #include "oracle/activation.h"
 
 namespace assay::check {
@@ -31,25 +34,20 @@ std::optional<ActivationSpec> SpecOf(const Subject& s) {
 }
 
 // Another function than the declared one, or its limit left out.
-std::optional<Explanation> OtherFunction(const Subject& s, const ActivationSpec& declared, const Computed& right,
-                                         const Run& run) {
+std::optional<Explanation> OtherFunction(const ActivationSpec& declared, const ByExpert& by, const Run& run) {
   for (Activation kind : oracle::AllActivations()) {
     if (kind == declared.kind) continue;
     ActivationSpec spec = declared;
     spec.kind = kind;
     spec.composed = true;  // which way the other one was computed is not known
-    if (const auto other = run(spec); FitsBetter(s, right, other)) {
-      return Weighed(s, right, *other,
-                     {fault_class::kKernel, "fits the activation " + std::string(NameOf(kind)) + ", " +
-                                                std::string(NameOf(declared.kind)) + " is declared"});
-    }
+    if (auto why = by.Try(run(spec), {fault_class::kKernel, "fits the activation " + std::string(NameOf(kind)) + ", " +
+                                                                std::string(NameOf(declared.kind)) + " is declared"}))
+      return why;
   }
   if (declared.kind != Activation::kSwigluOai) return std::nullopt;
   ActivationSpec open = declared;
   open.limit = 0;
-  if (const auto other = run(open); FitsBetter(s, right, other))
-    return Weighed(s, right, *other, {fault_class::kKernel, "fits the activation without its limit"});
-  return std::nullopt;
+  return by.Try(run(open), {fault_class::kKernel, "fits the activation without its limit"});
 }
 
 // moe.act [rows, f] of moe.gate_up [rows, 2 f].
@@ -70,28 +68,34 @@ void JudgeFused(Subject& s) {
   act.run = [&](std::span<const Array> in) { return with(interleaved, *declared, in[0]); };
   JudgeOperation(s, act, [&](const Difference&, const Computed& right) -> std::optional<Explanation> {
     const Array gate_up = ToArray(*both);
-    if (const auto other = with(!interleaved, *declared, gate_up); FitsBetter(s, right, other)) {
-      return Weighed(s, right, *other,
-                     {fault_class::kMoeLayout, interleaved ? "fits halves, interleaved gate and up are declared"
-                                                           : "fits interleaved gate and up, halves are declared"});
+    const auto rows = ExpertRowsOf(s, *s.tensor());
+    const ByExpert by(s, rows ? rows->expert : std::vector<int64_t>(), right);
+    const int64_t n = gate_up.cols(), half = n / 2;
+    if (half == 0) return std::nullopt;
+    const GateUpOrder order{interleaved ? 1 : half};
+    // The columns as a kernel finds them that takes them for another order.
+    const auto taken_for = [&](const GateUpOrder& other) {
+      const std::vector<int64_t> from = Reorder(other, order, half);
+      Array moved = gate_up;
+      for (int64_t i = 0; i < moved.size(); ++i) moved[i] = gate_up[i - i % n + from[static_cast<size_t>(i % n)]];
+      return moved;
+    };
+    const auto other_function = [&](const Array& columns) {
+      return OtherFunction(*declared, by, [&](const ActivationSpec& spec) { return with(interleaved, spec, columns); });
+    };
+    for (const GateUpOrder& other : GateUpOrders(half)) {
+      if (other == order) continue;
+      if (auto why = by.Try(
+              with(interleaved, *declared, taken_for(other)),
+              {fault_class::kMoeLayout, "fits " + NameOf(other, half) + ", " + NameOf(order, half) + " declared"}))
+        return why;
     }
-    Array swapped = gate_up;  // up in front of gate
-    const int64_t n = swapped.cols(), half = n / 2;
-    for (int64_t r = 0; r < swapped.rows(); ++r) {
-      for (int64_t c = 0; c < n; ++c) swapped[r * n + c] = gate_up[r * n + (interleaved ? (c ^ 1) : (c + half) % n)];
-    }
-    if (const auto other = with(interleaved, *declared, swapped); FitsBetter(s, right, other))
-      return Weighed(s, right, *other, {fault_class::kMoeLayout, "fits up in front of gate"});
-    if (auto why = OtherFunction(s, *declared, right,
-                                 [&](const ActivationSpec& spec) { return with(interleaved, spec, gate_up); }))
-      return why;
+    if (auto why = other_function(gate_up)) return why;
     // Two faults at once, another function and another layout: only after each alone has failed.
-    for (bool order : {false, true}) {
-      if (auto why = OtherFunction(s, *declared, right, [&](const ActivationSpec& spec) {
-            return with(order ? interleaved : !interleaved, spec, order ? swapped : gate_up);
-          })) {
+    for (const GateUpOrder& other : {GateUpOrder{interleaved ? half : 1}, GateUpOrder{order.block, true}}) {
+      if (auto why = other_function(taken_for(other))) {
         why->cls = fault_class::kMoeLayout;
-        why->text += order ? ", with up in front of gate" : ", with gate and up in the other layout";
+        why->text += ", with " + NameOf(other, half);
         return why;
       }
     }
@@ -129,14 +133,14 @@ void JudgeDense(Subject& s) {
   if (up == nullptr) act.lacking = s.Sibling("mlp.up");
   JudgeOperation(s, act, [&](const Difference&, const Computed& right) -> std::optional<Explanation> {
     const auto in = act.arrays();
-    if (auto why =
-            OtherFunction(s, *declared, right, [&](const ActivationSpec& spec) { return with(in[0], in[1], spec); }))
+    const ByExpert all(s, {}, right);
+    if (auto why = OtherFunction(*declared, all, [&](const ActivationSpec& spec) { return with(in[0], in[1], spec); }))
       return why;
     if (up == nullptr) return std::nullopt;
     if (const auto other = with(in[1], in[0], *declared); FitsBetter(s, right, other))
       return Weighed(s, right, *other, {fault_class::kMoeLayout, "fits the activation on up in place of gate"});
     if (auto why =
-            OtherFunction(s, *declared, right, [&](const ActivationSpec& spec) { return with(in[1], in[0], spec); })) {
+            OtherFunction(*declared, all, [&](const ActivationSpec& spec) { return with(in[1], in[0], spec); })) {
       why->cls = fault_class::kMoeLayout;
       why->text += ", on up in place of gate";
       return why;

@@ -20,6 +20,20 @@ TensorPtr Part(const Subject& s, const std::string& name, bool activation) {
   return activation ? s.Beside(name) : s.Weight(name);
 }
 
+// Matrix `slice` of a weight's part that holds one for each of `of` matrices; the part itself where it is no such one.
+TensorPtr SliceOf(const TensorPtr& all, int64_t slice, int64_t of) {
+  if (all == nullptr || slice < 0 || all->n_rows() != of || all->shape.empty() || slice >= of) return all;
+  auto one = std::make_shared<Tensor>();
+  one->info = all->info;
+  one->shape.assign(all->shape.begin() + 1, all->shape.end());
+  if (one->shape.empty()) one->shape = {1};
+  const auto row = all->row(slice);
+  one->values.assign(row.begin(), row.end());
+  const size_t bytes = all->bytes.size() / static_cast<size_t>(of);
+  one->bytes = all->bytes.subspan(bytes * static_cast<size_t>(slice), bytes);
+  return one;
+}
+
 // Of the event alone: what the process declares holds for the model, not for one tensor's codes.
 std::string OwnOr(const Tensor& t, std::string_view key, std::string otherwise) {
   return Capture::OwnText(*t.info, key).value_or(std::move(otherwise));
@@ -98,9 +112,8 @@ void ForgetTrivialOrder(DequantParts* out) {
 
 // Words of 32 bits as checkpoints of GPTQ and AWQ hold them: decoded by the reader of such files.
 Status DecodeWords(const Subject& s, const std::string& parts, const Tensor& code, const Tensor& scale,
-                   DequantParts* out) {
+                   const TensorPtr& zero, const TensorPtr& order, DequantParts* out) {
   const CheckpointTensor words = Stored(code), scales = Stored(scale);
-  const TensorPtr zero = s.Weight(parts + "zero"), order = s.Weight(parts + "g_idx");
   CheckpointTensor zeros, group;
   PackedIntTensors tensors;
   tensors.code = &words;
@@ -233,8 +246,11 @@ bool HasCodes(const Subject& s, const std::string& parts, bool activation) {
 // not recorded or does not fit.
 Result<DequantParts> TakeApart(const Subject& s, const std::string& parts, bool activation,
                                const DequantVariant& variant) {
-  const TensorPtr code = Part(s, parts + (activation ? "q" : "codes"), activation);
-  const TensorPtr scale = Part(s, parts + (activation ? "q_scale" : "scale"), activation);
+  TensorPtr code = Part(s, parts + (activation ? "q" : "codes"), activation);
+  const int64_t matrices = code != nullptr && code->shape.size() == 3 ? code->shape[0] : -1;
+  const auto slice = [&](const TensorPtr& all) { return SliceOf(all, variant.slice, matrices); };
+  code = slice(code);
+  const TensorPtr scale = slice(Part(s, parts + (activation ? "q_scale" : "scale"), activation));
   if (code == nullptr || scale == nullptr)
     return Status::BadInput(parts + (activation ? "q and q_scale" : "codes and scale") +
                             " were not recorded as payload");
@@ -252,7 +268,8 @@ Result<DequantParts> TakeApart(const Subject& s, const std::string& parts, bool 
   } else if (quant == "codebook") {
     ASSAY_RETURN_IF_ERROR(DecodeCodebook(s, parts, activation, *code, variant, &out));
   } else if (IsGrouped(quant) && !activation && number("packed", AreWords(*code)) != 0 && BitsOf(dtype) == 32) {
-    ASSAY_RETURN_IF_ERROR(DecodeWords(s, parts, *code, *scale, &out));
+    const TensorPtr zero = slice(s.Weight(parts + "zero")), order = slice(s.Weight(parts + "g_idx"));
+    ASSAY_RETURN_IF_ERROR(DecodeWords(s, parts, *code, *scale, zero, order, &out));
     for (float& x : out.code) x += static_cast<float>(variant.zero);
     return out;
   } else if (IsGrouped(quant) || quant.starts_with("fp8") || quant.starts_with("int8") || quant.starts_with("int4")) {
@@ -269,13 +286,15 @@ Result<DequantParts> TakeApart(const Subject& s, const std::string& parts, bool 
   }
   for (float& x : out.code) x += static_cast<float>(variant.zero);
   // Act-order of GPTQ: also beside codes that are no words.
-  const TensorPtr order = activation || !out.integers ? nullptr : s.Weight(parts + "g_idx");
+  const TensorPtr order = activation || !out.integers ? nullptr : slice(s.Weight(parts + "g_idx"));
   const bool swizzled = (OwnOr(*scale, "scale_layout", "linear") == "swizzle_128x4") != variant.other_scale_layout;
   ASSAY_RETURN_IF_ERROR(PlaceScales(*scale, group, order.get(), swizzled, &out));
   if (quant.starts_with("fp8") || out.integers) {
-    if (const TensorPtr zero = Part(s, parts + "zero", activation)) ASSAY_RETURN_IF_ERROR(PlaceZeros(*zero, &out));
+    if (const TensorPtr zero = slice(Part(s, parts + "zero", activation)))
+      ASSAY_RETURN_IF_ERROR(PlaceZeros(*zero, &out));
   }
-  if (const TensorPtr global = Part(s, parts + "global_scale", activation); global != nullptr && global->n() == 1)
+  if (const TensorPtr global = slice(Part(s, parts + "global_scale", activation));
+      global != nullptr && global->n() == 1)
     out.global = global->values[0];
   return out;
 }

@@ -16,6 +16,7 @@ struct DequantVariant {
   double zero = 0;          // added to every code, in steps of the code's scale
   bool drop_signs = false;  // codebook
   int64_t entries = 0;      // codebook: index taken modulo so many, 0: as it is
+  int64_t slice = -1;       // of codes [E, N, K] of several matrices: this one; -1: all is one
 };
 
 // Codes, zero points and scales taken apart, so that a cause can change one of them: value = (code - zero) * scale

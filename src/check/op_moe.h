@@ -1,12 +1,21 @@
 // Single operations of feed-forward layers and of mixtures of experts.
 #pragma once
 
+#include <string_view>
+
 #include "check/op_common.h"
 
 namespace assay::check {
 
 // mlp.act from mlp.gate and mlp.up, or moe.act (experts) from moe.gate_up.
 void JudgeActivation(op::Subject& act, bool experts);
+// moe.expert_counts [E]: integers, so they must be equal.
+void JudgeExpertCounts(op::Subject& counts);
+// moe.dispatched [rows sent, h]: rows of post_norm, sorted by expert.
+void JudgeDispatched(op::Subject& dispatched);
+// One of the experts' two products, of the rows in `input_stem` through `weight_stem` (gate_up_proj, down_proj). Rows
+// come sorted by expert [rows, in], padded to a capacity [E, C, in], or one a choice [T, k, in].
+void JudgeExpertProduct(op::Subject& product, std::string_view input_stem, std::string_view weight_stem);
 // On given operands, for results at names of their own. Ids [T, k] against logits [T, E]; bias of the choice, or null.
 void JudgeChoice(op::Subject& ids, const TensorPtr& logits, const TensorPtr& bias);
 // Weights [T, k] of the chosen ids.
