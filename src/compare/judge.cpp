@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <map>
 
 #include "compare/other_tokens.h"
 #include "compare/row_inputs.h"
@@ -229,6 +230,11 @@ class Judge {
       }
     }
     JudgeMajority(s);
+    if (log_scale) {
+      JudgeOutputBeside(s);
+    } else if (node.op == SiteOp::kAttention || node.op == SiteOp::kMerge) {
+      KeepOutput(s);
+    }
   }
 
   // Of the whole site: sums over all rows, rows set aside left out.
@@ -361,6 +367,54 @@ class Judge {
     }
   }
 
+  // Rows of an attention's output that are within their bounds, for the log-sum-exp of the same call.
+  void KeepOutput(uint32_t s) {
+    output_.site = s;
+    output_.rows.clear();
+    for (size_t i = 0; i < ratios_.size(); ++i) {
+      output_.rows[ratio_rows_[i]] = {ratios_[i], judged_[s].cells[ratio_rows_[i]].relative()};
+    }
+  }
+
+  // A kernel that writes a wrong log-sum-exp has wrong scores, or writes a wrong one of right scores. In the first case
+  // its output is off as well, though one with coarse inputs may stay within its bound. That call is known to be wrong:
+  // no allowance for the number of sites and rows is due, and the median row alone decides.
+  void JudgeOutputBeside(uint32_t s) {
+    const std::string& name = index_.sites[s].name;
+    const auto found = std::find_if(result_.sites.rbegin(), result_.sites.rend(),
+                                    [&](const SiteOutcome& o) { return o.site == output_.site; });
+    if (outcome_.roots.empty() || found == result_.sites.rend() || !found->roots.empty() ||
+        index_.sites[output_.site].name != name.substr(0, name.size() - 3) + "out")
+      return;
+    std::vector<float> ratios;
+    for (uint32_t row : outcome_.roots) {
+      if (const auto it = output_.rows.find(row); it != output_.rows.end()) ratios.push_back(it->second.ratio);
+    }
+    if (ratios.size() < kMajorityRows || Median(&ratios) <= 1) return;
+    std::swap(outcome_, *found);
+    root_ratio_ = -1;
+    std::vector<Cell>& cells = judged_[output_.site].cells;
+    for (uint32_t row : found->roots) {
+      const auto it = output_.rows.find(row);
+      if (it == output_.rows.end() || !(it->second.ratio > 1)) continue;
+      if (!cells.empty()) cells[row].state = CellState::kRoot;
+      ++outcome_.comparison.rows_bad;
+      AddRoot(row, RootReason::kMajority, it->second.relative, it->second.relative / it->second.ratio,
+              outcome_.comparison.rel_l2_in);
+    }
+    if (!cells.empty()) judged_[output_.site].noise = NoiseOfRight(cells);
+    std::swap(outcome_, *found);
+  }
+
+  // From the rows that are right alone: a fault must not widen the bounds of the sites behind it.
+  static double NoiseOfRight(const std::vector<Cell>& cells) {
+    std::vector<float> within;
+    for (const Cell& cell : cells) {
+      if (cell.state == CellState::kOk) within.push_back(static_cast<float>(std::min(cell.relative(), 1e30)));
+    }
+    return Quantile90(&within);
+  }
+
   // Rounding noise of the operation on both sides, relative to the output.
   double NoiseOf(uint32_t s) {
     const GraphNode& node = graph_.nodes[s];
@@ -416,14 +470,12 @@ class Judge {
   // Figures that later sites ask for, and the line of the table.
   void FinishSite(uint32_t s) {
     JudgedSite& judged = judged_[s];
-    std::vector<float> within, all;
+    std::vector<float> all;
     for (const Cell& cell : judged.cells) {
-      const auto relative = static_cast<float>(std::min(cell.relative(), 1e30));
-      if (cell.state == CellState::kOk) within.push_back(relative);
-      if (cell.state != CellState::kAbsent && cell.state != CellState::kAside) all.push_back(relative);
+      if (cell.state != CellState::kAbsent && cell.state != CellState::kAside)
+        all.push_back(static_cast<float>(std::min(cell.relative(), 1e30)));
     }
-    // From the rows that are right alone: a fault must not widen the bounds of the sites behind it.
-    judged.noise = Quantile90(&within);
+    judged.noise = NoiseOfRight(judged.cells);
     outcome_.difference = Quantile90(&all);
     const GraphNode& node = graph_.nodes[s];
     const double tolerance = options_.tolerance.of(index_.sites[s].name);
@@ -470,6 +522,17 @@ class Judge {
   double worst_condition_ = 1;
   std::vector<float> ratios_;  // of rows within their bounds: difference / bound without spread
   std::vector<uint32_t> ratio_rows_;
+
+  // The attention output judged last: rows within their bounds, with what ratios_ holds of them and their relative
+  // difference.
+  struct OutputRow {
+    float ratio = 0;
+    double relative = 0;
+  };
+  struct {
+    uint32_t site = ~uint32_t{0};
+    std::map<uint32_t, OutputRow> rows;
+  } output_;
 };
 
 }  // namespace

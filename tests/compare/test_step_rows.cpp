@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <filesystem>
 #include <limits>
@@ -56,6 +57,12 @@ MoeRun Disturbed(MoeRun run, float noise) {
     for (float& x : hidden) x += noise * normal(random) * std::fabs(x);
   }
   return run;
+}
+
+// In ±1, by a generator of one word.
+double Uniform(uint64_t* state) {
+  *state ^= *state << 13, *state ^= *state >> 7, *state ^= *state << 17;
+  return static_cast<double>(*state >> 11) * 0x1p-52 - 1;
 }
 
 class StepRowsTest : public ::testing::Test {
@@ -210,6 +217,46 @@ TEST_F(StepRowsTest, PlusAndMinusInfinityAreDifferentValues) {
   const DiffResult result = std::move(Diff(*a, *b, DiffOptions())).value();
   ASSERT_EQ(result.verdict, Verdict::kFault) << result.summary;
   EXPECT_EQ(result.findings[0].name, "layers.3.attn.lse");
+}
+
+// An output within its bound beside a wrong log-sum-exp of the same call: wrong scores if it is off by more than its
+// inputs give, another base or factor of the log-sum-exp if it is not.
+TEST_F(StepRowsTest, OutputIsNamedBeforeTheWrongLogSumExpOfItsCall) {
+  constexpr int64_t kTokens = 10, kCols = 16;
+  // Differences of the output and of the log-sum-exp, relative to their size; the inputs' is 1 %.
+  const auto compare = [&](double output, double lse) {
+    for (const char* name : {"a", "b"}) {
+      auto recorder = Open(name);
+      const RowRun where{77, 0, kTokens, 0, false};
+      uint64_t random = 7;
+      const auto put = [&](const char* stem, double difference) {
+        std::vector<uint16_t> x;  // bf16
+        for (int64_t i = 0; i < kTokens * kCols; ++i) {
+          const double v = Uniform(&random), off = Uniform(&random);
+          const auto value = static_cast<float>(v + (name[0] == 'b' ? difference * off : 0));
+          x.push_back(static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16));
+        }
+        Put(recorder.get(), stem, x.data(), DType::kBF16, kTokens, kCols, 0, &where, "T d");
+      };
+      for (const char* stem : {"attn.q", "attn.k", "attn.v"}) put(stem, 0.01);
+      put("attn.out", output);
+      put("attn.lse", lse);
+      EXPECT_TRUE(recorder->Close().ok());
+    }
+    const auto a = std::move(Trace::Open(dir_ + "/a")).value(), b = std::move(Trace::Open(dir_ + "/b")).value();
+    DiffResult result = std::move(Diff(*a, *b, DiffOptions())).value();
+    std::filesystem::remove_all(dir_ + "/a");
+    std::filesystem::remove_all(dir_ + "/b");
+    return result;
+  };
+  EXPECT_EQ(compare(0.26, 0.01).verdict, Verdict::kNoise);
+  const DiffResult scores = compare(0.26, 5);
+  ASSERT_EQ(scores.findings.size(), 2U) << scores.summary;
+  EXPECT_EQ(scores.findings[0].name, "layers.3.attn.out");
+  EXPECT_EQ(scores.findings[1].name, "layers.3.attn.lse");
+  const DiffResult alone = compare(0.01, 5);
+  ASSERT_EQ(alone.findings.size(), 1U) << alone.summary;
+  EXPECT_EQ(alone.findings[0].name, "layers.3.attn.lse");
 }
 
 }  // namespace
