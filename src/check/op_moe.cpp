@@ -107,10 +107,13 @@ std::optional<Explanation> ChosenElsewhere(const Subject& s, const Tensor& logit
                                                 ": the launch is bound to an address that they have left"};
   }
   const Readings readings = OtherReadings(s, logits, {});
-  for (const std::vector<int64_t>& strides : readings.strides) {
-    if (!fits(readings.Read(strides))) continue;
-    return Explanation{fault_class::kStride,
-                       "the choice fits logits read from their storage with other strides than those of the view"};
+  for (const Reading& way : readings.ways) {
+    if (!fits(readings.Read(way))) continue;
+    const bool from_start = way.from_beginning && way.strides == logits.info->event.strides;
+    return Explanation{
+        fault_class::kStride,
+        from_start ? "the choice fits logits read from the beginning of their storage, not from where they begin"
+                   : "the choice fits logits read from their storage with other strides than those of the view"};
   }
   return std::nullopt;
 }
