@@ -387,17 +387,7 @@ struct ScaleFit {
 // Factors from e^-6 to e^6, in steps so small because the residual has several minima, as a softmax saturates.
 // free_output: a factor on the output is fitted too, in closed form.
 ScaleFit FitScale(const Subject& out, const AttentionCall& call, bool free_output) {
-  AttentionCall few = call;
-  size_t kept = 0;
-  for (AttentionBatch& b : few.batches) {
-    std::vector<int64_t> take;
-    for (size_t i = b.rows.size(); i-- > 0 && take.size() < 8;) take.push_back(static_cast<int64_t>(i));
-    std::reverse(take.begin(), take.end());
-    if (kept >= 16) take.clear();
-    kept += take.size();
-    KeepQueries(&b, take);
-  }
-  std::erase_if(few.batches, [](const AttentionBatch& b) { return b.rows.empty(); });
+  const AttentionCall few = FewQueries(call);
   const int64_t width = call.heads * call.value_dim;
   const auto miss = [&](double logarithm, double* output) {
     AttentionCall changed = few;
@@ -533,7 +523,8 @@ std::optional<Explanation> ExplainAttention(const Subject& out, const AttentionC
   if (auto why = LeavesRange(out, call)) return why;
   TryMissingKeys(call, &trial);
   if (auto why = best()) return why;
-  if (auto why = ExplainPrecision(out, right.out)) return why;
+  if (auto why = ExplainPrecision(out, right.out, nullptr, [&](DType t) { return ErrsLike(out, call, right, t); }))
+    return why;
   Operation operands;
   for (const std::string& name : call.key_names) operands.inputs.push_back({name, out.Operand(name)});
   return ExplainByFit(out, right.out, operands.inputs);

@@ -49,6 +49,10 @@ class Trial {
 
 // Where a miss is least: by steps over -reach to reach, then by ever smaller ones around the best, down to 1e-9.
 double LeastAt(const std::function<double(double)>& miss, double reach, double step);
+// The call with at most sixteen of its queries, those that see the most keys: what is searched for by many trials.
+AttentionCall FewQueries(const AttentionCall& call);
+// Whether the result is about as far from the right one as attention whose sums are kept in this type.
+bool ErrsLike(const Subject& out, const AttentionCall& call, const AttentionValues& right, DType sums);
 // Slots a block: as recorded, else what engines use.
 std::vector<int64_t> BlockSizes(const Subject& out, int64_t recorded);
 

@@ -479,7 +479,8 @@ bool Typical(const Subject& subject, const oracle::Computed& right, oracle::Prec
 }
 
 // `divided`: attention's output, whose last operation is a division in the accumulator's type.
-std::optional<Explanation> ExplainPrecision(const Subject& subject, const oracle::Computed& right, Difference* fit) {
+std::optional<Explanation> ExplainPrecision(const Subject& subject, const oracle::Computed& right, Difference* fit,
+                                            const std::function<bool(DType)>& usual) {
   const oracle::Precision declared = subject.precision();
   const bool divided = subject.info().name.ends_with("out") && subject.info().name.find("attn.") != std::string::npos;
   constexpr DType kCoarse[] = {DType::kF16, DType::kBF16, DType::kF8E4M3FN};
@@ -512,7 +513,7 @@ std::optional<Explanation> ExplainPrecision(const Subject& subject, const oracle
     const Difference walk = Differ(subject.actual(), right, p, subject.judged(), 1);
     // The bound allows much more than roundings amount to: all of them together must be of the size that they have in
     // the mean.
-    if (!walk.ok || (!representable && !Typical(subject, right, p))) continue;
+    if (!walk.ok || (!representable && !(usual ? usual(coarse) : Typical(subject, right, p)))) continue;
     if (fit != nullptr) *fit = walk;
     return Explanation{
         fault_class::kPrecision,

@@ -46,9 +46,10 @@ std::optional<Explanation> ExplainUnwritten(const Subject& subject);
 // Bit for bit what the same result of another layer holds in this step (a buffer that layers share), or this rank's
 // partial result where the sum over ranks is due.
 std::optional<Explanation> ExplainOtherBuffer(const Subject& subject, const Difference& d);
-// `fit`: how far the result is from the right one by the coarser precision that explains it.
+// `fit`: how far the result is from the right one by the coarser precision that explains it. `usual`: whether sums in
+// that type usually are off by as much; left out: by a rule for sums of products.
 std::optional<Explanation> ExplainPrecision(const Subject& subject, const oracle::Computed& right,
-                                            Difference* fit = nullptr);
+                                            Difference* fit = nullptr, const std::function<bool(DType)>& usual = {});
 
 // The event of `name` whose first element lies at the address that metadata bound.NAME gives, where that is not where
 // the operand is now; kNoEvent when nothing moved. `moved` tells whether the addresses differ.
