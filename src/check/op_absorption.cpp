@@ -253,10 +253,12 @@ void JudgeUp(Subject& s, bool keys) {
 
 }  // namespace
 
-// The four products of both paths; attn.v only where keys are materialised too, as other models have a v_proj.
+// The derived weights, and the four products of both paths; attn.v only where keys are materialised too, as other
+// models have a v_proj.
 void JudgeAbsorption(const Capture& capture, CheckReport* report) {
   constexpr std::string_view kKeys[] = {"attn.k_nope"}, kValues[] = {"attn.v"}, kLatent[] = {"attn.q_latent"},
                              kOut[] = {"attn.out"};
+  JudgeAbsorbedWeights(capture, report);
   JudgeStems(capture, report, kKeys, [](Subject& s) { JudgeUp(s, true); });
   JudgeStems(capture, report, kValues, [](Subject& s) {
     if (s.capture().HasSite(s.Sibling("attn.k_nope"))) JudgeUp(s, false);

@@ -18,6 +18,7 @@ void JudgeValues(const Capture& capture, CheckReport* report);
 void JudgeNorms(const Capture& capture, CheckReport* report);
 void JudgeLinear(const Capture& capture, CheckReport* report);
 void JudgeAbsorption(const Capture& capture, CheckReport* report);
+void JudgeAbsorbedWeights(const Capture& capture, CheckReport* report);  // the part of it at load
 void JudgeRouter(const Capture& capture, CheckReport* report);
 void JudgeExperts(const Capture& capture, CheckReport* report);
 void JudgeSums(const Capture& capture, CheckReport* report);

@@ -1,4 +1,4 @@
-// The absorbed forms of MLA against kv_b_proj, head by head: attn.W_UK_T and attn.W_UV are its rows in another order.
+// attn.W_UK_T and attn.W_UV in memory against kv_b_proj of the checkpoint; absorbed_heads.h compares.
 #pragma once
 
 #include <string_view>

@@ -176,9 +176,13 @@ MaybeExplained FitOneRatio(const WeightSlab& s) {
     }
   }
   if (top == 0 || ratio == 0 || !std::isfinite(ratio)) return std::nullopt;
+  double cross = 0, square = 0;
   for (int64_t i = 0; i < s.size(); ++i) {
     if (!s.Predicts(i, ratio)) return std::nullopt;
+    cross += s.actual[static_cast<size_t>(i)] * s.expect[static_cast<size_t>(i)];
+    square += s.expect[static_cast<size_t>(i)] * s.expect[static_cast<size_t>(i)];
   }
+  ratio = cross / square;  // all elements carry more digits than the largest alone
   std::vector<std::string> evidence = {"all " + NumberText(s.size()) + " elements are " + NumberText(ratio) +
                                        " times the expected ones"};
   if (s.global_scale != 0) {
