@@ -141,6 +141,52 @@ def test_ScriptingAnObservedModuleWorksAndLeavesItObserved(session):
     assert len(seen) == 4
 
 
+ROOTS = """
+import copy, io, torch
+from assay import attach
+
+found = []
+attach.session().when_root(lambda root: found.append(root))
+
+class Inner(torch.nn.Module):
+    def forward(self, x):
+        return x * 2
+
+class Outer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.proj = Inner(), torch.nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.proj(self.inner(x))
+
+x, model = torch.ones(1, 3), Outer()
+y = model(x)
+model(x)
+assert found == [model], found
+for stranger in (torch.jit.script(model), torch.jit.trace(model, x)):
+    assert torch.equal(stranger(x), y)
+stored = io.BytesIO()
+torch.save(model, stored)
+stored.seek(0)
+for other in (Outer(), copy.copy(model), copy.deepcopy(model), torch.load(stored, weights_only=False)):
+    n = len(found)
+    dir(other), [getattr(other, name, None) for name in dir(other)]
+    assert len(found) == n, "a look at a module is no call"
+    other(x), other(x)
+    assert found[n:] == [other], found[n:]
+compiled = Outer()
+compiled.compile(backend="eager")
+assert torch.equal(compiled(x), compiled(x)) and found[-1] is compiled
+assert torch.nn.Module._compiled_call_impl is None
+"""
+
+
+def test_ModulesAreFoundAtTheirFirstCallAndCopiesAtTheirs(run):
+    done = run({"main.py": ROOTS}, "--probes", "module:none:out")
+    assert done.code == 0, done.err
+
+
 def test_WhatAModuleRaisesAndWhatACallbackRaises(session):
     root = Outer()
     session.modules(root, "inner", then=lambda *a: 1 / 0)

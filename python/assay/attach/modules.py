@@ -10,6 +10,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 import importlib
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -218,6 +219,8 @@ def _wrap_forward(kind: Any) -> None:
         watched.leave(self, args, kwargs, result)
         return result
 
+    # Python fits code to the types that it meets: each class has a copy, which meets one.
+    forward.__code__ = forward.__code__.replace()
     functools.update_wrapper(forward, original)
     _wrapped[kind] = (vars(kind).get("forward"), forward)
     kind.forward = forward
@@ -328,6 +331,25 @@ def _modules_of(function: Any, kind: type) -> list[Any]:
     return [value for value in held if isinstance(value, kind)]
 
 
+class _FirstCall:
+    """Sees modules that are called for the first time, and costs nothing from then on.
+
+    Module.__call__ asks each module for ``_compiled_call_impl``, which is None unless Module.compile() was called. In the
+    class it is this; a module that was seen has one of its own, which hides it. Copies and pickles are made without.
+    """
+
+    def __init__(self, roots: Roots, call: Any) -> None:
+        """call: Module.__call__."""
+        self._roots = roots
+        self._call = call.__code__
+
+    def __get__(self, module: Any, kind: type | None = None) -> Any:
+        if module is None or compiled.is_compiling() or sys._getframe(1).f_code is not self._call:
+            return None  # nobody calls it: somebody looks at what the module has
+        self._roots._session.guard("finding root modules", self._roots.found, module)
+        return vars(module).get("_compiled_call_impl")
+
+
 class Roots:
     """Finds root modules: a module that is called, or given to torch.compile, before any module that contains it.
 
@@ -360,6 +382,7 @@ class Roots:
                 return
             for module in root.modules():
                 object.__setattr__(module, "_assay_seen", id(module))  # a copy's is another's
+                vars(module).setdefault("_compiled_call_impl", None)
                 self._forget_the_originals(module)
         self._session.hook.settle()
         for then in self._callbacks:
@@ -389,6 +412,17 @@ class Roots:
         if "_assay_seen" in vars(kind):
             return
         kind._assay_seen = 0
+        if "_compiled_call_impl" in vars(kind) and "_compiled_call_impl" in kind.__call__.__code__.co_names:
+            kind._compiled_call_impl = _FirstCall(self, kind.__call__)
+            # TorchScript would look for the type of a module's own.
+            ignored = getattr(kind, "__jit_ignored_attributes__", [])
+            kind.__jit_ignored_attributes__ = [*ignored, "_compiled_call_impl"]
+        else:
+            self._wrap_call(kind)
+        self._watch_compile(torch)
+
+    def _wrap_call(self, kind: Any) -> None:
+        """For versions of torch whose Module.__call__ does not ask for what _FirstCall takes the place of."""
         call = kind.__call__
         roots = self
 
@@ -398,7 +432,6 @@ class Roots:
             return call(self, *args, **kwargs)
 
         kind.__call__ = functools.wraps(call)(__call__)
-        self._watch_compile(torch)
 
     def _watch_compile(self, torch: Any) -> None:
         """Looks at what is given to torch.compile, once."""
