@@ -7,6 +7,7 @@ compiled against Python. Through ctypes, with the tensor's attributes read in Py
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -158,7 +159,7 @@ class _CFunctions(ctypes.Structure):
     _fields_ = [
         (name, c_void_p)
         for name in (*_PYTHON, "read_tensor", "yes", "no", "none", "tensor_type", "storage_offset", "is_neg")
-    ]
+    ] + [("storage_offset_of", c_void_p), ("handle_at", c_uint64)]
 
 
 class _CMethod(ctypes.Structure):
@@ -202,6 +203,29 @@ def _address(function: str) -> int | None:
     return ctypes.cast(getattr(ctypes.pythonapi, function), c_void_p).value
 
 
+def _storage_offset_of(tensor_type: type[Any]) -> tuple[int, int] | None:
+    """Address of the C function of torch that gives a tensor's offset in its storage, and bytes from where an object of
+    torch.Tensor begins to what the function takes. Both are tried; None where it is not so."""
+    try:
+        loaded = ctypes.CDLL("libtorch_cpu.so", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        function = loaded.aoti_torch_get_storage_offset
+        function.argtypes, function.restype = [c_void_p, POINTER(c_int64)], c_int32
+        whole: Any = tensor_type([1.0, 2.0])  # in host memory, whatever the default device
+        tensors = whole, whole[1:]
+        word = ctypes.sizeof(c_void_p)
+        places = range(2 * word, 5 * word, word)  # behind reference count and type
+        at = next(at for at in places if all(c_void_p.from_address(id(t) + at).value == t._cdata for t in tensors))
+        for tensor in tensors:
+            offset = c_int64(-1)
+            if function(id(tensor) + at, ctypes.byref(offset)) != 0 or offset.value != tensor.storage_offset():
+                return None
+    except Exception:  # another torch
+        return None
+    _keep.append(loaded)
+    address = ctypes.cast(function, c_void_p).value
+    return None if address is None else (address, at)
+
+
 def _make(tensor_type: type[Any]) -> Functions | None:
     # Addresses of objects, and the lock that guards them, are CPython's alone.
     """None where the functions cannot be used. Objects of Python are handed over by their address (id), which is
@@ -218,6 +242,7 @@ def _make(tensor_type: type[Any]) -> Functions | None:
     if exchange.major != 1 or not exchange.read_tensor:
         return None
     offset, is_neg = tensor_type.storage_offset, tensor_type.is_neg
+    offset_function, handle_at = _storage_offset_of(tensor_type) or (None, 0)
     functions = _CFunctions(
         **{name: _address(function) for name, function in _PYTHON.items()},
         read_tensor=exchange.read_tensor,
@@ -227,6 +252,8 @@ def _make(tensor_type: type[Any]) -> Functions | None:
         tensor_type=id(tensor_type),
         storage_offset=id(offset),
         is_neg=id(is_neg),
+        storage_offset_of=offset_function,
+        handle_at=handle_at,
     )
     library = _library.host()
     library.assay_python_functions(ctypes.byref(functions))

@@ -111,25 +111,41 @@ bool Read(void* object, Tensor* out) {
   return n != 0;
 }
 
-// Reads a tensor and asks for what only its methods tell. They may give the lock away or run code of the host (a
+// Whether something of a tensor that was read is known to its methods alone. Negated memory is that of imaginary parts,
+// which come in the types that complex numbers have.
+bool HasToBeAsked(const Tensor& tensor) {
+  return tensor.dtype != ASSAY_DTYPE_BF16 || python->storage_offset_of == nullptr;
+}
+
+// Asks the methods of a tensor that was read. They may give the lock away or run code of the host (a
 // TorchFunctionMode): behind this, all may be another that the caller holds no reference to, and the tensor's layout.
-bool Ask(void* object, Tensor* out) {
-  if (!Read(object, out)) return false;
-  // Negated memory is that of imaginary parts, which come in the types that complex numbers have.
-  if (out->dtype != ASSAY_DTYPE_BF16 && Call(python->is_neg, object) != 0) return false;
-  out->offset = Call(python->storage_offset, object);
-  return out->offset >= 0;
+bool Ask(void* object, Tensor* tensor) {
+  if (tensor->dtype != ASSAY_DTYPE_BF16 && Call(python->is_neg, object) != 0) return false;
+  tensor->offset = Call(python->storage_offset, object);
+  return tensor->offset >= 0;
+}
+
+// What has not to be asked of a tensor that was read.
+bool Complete(void* object, Tensor* tensor) {
+  return python->storage_offset_of(static_cast<char*>(object) + python->handle_at, &tensor->offset) == 0 &&
+         tensor->offset >= 0;
 }
 
 // Reads a tensor anew that was asked. What it gives holds as long as the lock is kept.
-bool ReadAsked(void* object, Tensor* out) {
-  const uint32_t dtype = out->dtype;
-  return Read(object, out) && out->dtype == dtype;  // the answers are those of this type
+bool ReadAgain(void* object, Tensor* tensor) {
+  const uint32_t dtype = tensor->dtype;
+  return Read(object, tensor) && tensor->dtype == dtype;  // the answers are those of this type
 }
 
 // Whether the site may record it now.
 bool Takes(const PythonSite& site, const Tensor& tensor) {
   return site.ready != 0 && *site.trace != nullptr && (site.shape == nullptr || HasLayout(tensor.dl, site));
+}
+
+// Whether its trace is open and records nothing now.
+bool IsDisarmed(const PythonSite& site) {
+  const assay_trace* trace = *site.trace;
+  return trace != nullptr && assay_armed(trace) == 0;
 }
 
 const PythonRows* RowsOf(const Tensor& tensor, const PythonStep* step) {
@@ -230,28 +246,51 @@ class Held {
   uint32_t n_ = 0;
 };
 
+// Then nothing is looked at. REQUIRES: nothing; all parts are of one trace.
+bool IsDisarmed(const PythonModule& module) {
+  for (uint32_t i = 0; i < module.n_parts; ++i) {
+    if (module.parts[i].site != nullptr) return IsDisarmed(*module.parts[i].site);
+  }
+  return false;
+}
+
 // True: every tensor of the result was given to its site. False: nothing was done, and the caller goes the long way.
 bool Leave(int64_t number, const void* object, void* result) {
-  const PythonModule* before = ModuleAt(number, object);
-  void* asked[kMaxParts] = {};  // the result's members
-  if (before == nullptr || !TakeApart(*before, result, asked)) return false;
-  const uint32_t n = before->n_parts;
-  // All are asked about before anything else is looked at, and all are looked at before one is recorded, or the long
-  // way would record some twice.
-  Held held;
-  for (uint32_t i = 0; i < n; ++i) held.Add(asked[i]);
-  Tensor tensors[kMaxParts];
-  for (uint32_t i = 0; i < n; ++i) {
-    if (TypeOf(asked[i]) == python->tensor_type && !Ask(asked[i], &tensors[i])) return false;
-  }
-  // From here on the lock is kept: module and result are looked at anew.
-  PythonModule* module = ModuleAt(number, object);
+  PythonModule* before = ModuleAt(number, object);
   void* members[kMaxParts] = {};
-  if (module == nullptr || !TakeApart(*module, result, members)) return false;
-  if (module->n_parts != n || !std::equal(members, members + n, asked)) return false;
+  if (before == nullptr || !TakeApart(*before, result, members)) return false;
+  const uint32_t n = before->n_parts;
+  if (IsDisarmed(*before)) {
+    ++before->fired;
+    return true;
+  }
+  Tensor tensors[kMaxParts];
+  bool asks = false;
+  for (uint32_t i = 0; i < n; ++i) {
+    if (TypeOf(members[i]) != python->tensor_type) continue;
+    if (!Read(members[i], &tensors[i])) return false;
+    asks |= HasToBeAsked(tensors[i]);
+  }
+  // All are looked at before one is recorded, or the long way would record some twice.
+  PythonModule* module = before;
+  Held held;
+  if (asks) {
+    void* asked[kMaxParts];
+    std::copy_n(members, n, asked);
+    for (uint32_t i = 0; i < n; ++i) held.Add(asked[i]);
+    for (uint32_t i = 0; i < n; ++i) {
+      if (TypeOf(asked[i]) == python->tensor_type && !Ask(asked[i], &tensors[i])) return false;
+    }
+    // From here on the lock is kept: module and result are looked at anew.
+    module = ModuleAt(number, object);
+    if (module == nullptr || !TakeApart(*module, result, members)) return false;
+    if (module->n_parts != n || !std::equal(members, members + n, asked)) return false;
+  }
   for (uint32_t i = 0; i < n; ++i) {
     const PythonSite* site = module->parts[i].site;
-    if (site != nullptr && !(ReadAsked(members[i], &tensors[i]) && Takes(*site, tensors[i]))) return false;
+    if (site == nullptr) continue;
+    const bool good = asks ? ReadAgain(members[i], &tensors[i]) : Complete(members[i], &tensors[i]);
+    if (!good || !Takes(*site, tensors[i])) return false;
   }
   ++module->fired;
   for (uint32_t i = 0; i < n; ++i) {
@@ -269,24 +308,24 @@ bool IsMember(const DlTensor& tensor, const PythonMember& member, int64_t n_rows
          std::equal(member.strides + 1, member.strides + 1 + rest, tensor.strides + 1);
 }
 
-// Then nothing is looked at. REQUIRES: nothing; all views are of one trace.
-bool IsDisarmed(const PythonGroup& group) {
-  if (group.n_views == 0) return false;
-  const assay_trace* trace = *group.views[0].site->trace;
-  return trace != nullptr && assay_armed(trace) == 0;
-}
-
-// As in Leave: all are asked first, then looked at, and only then is one recorded.
+// As in Leave: all are asked first where it has to be, then looked at, and only then is one recorded. All views are of
+// one trace.
 bool RecordGroup(const PythonGroup& group, const PythonStep* step, void* const* objects, intptr_t n) {
   if (step == nullptr || n > kMaxParts) return false;
-  if (IsDisarmed(group)) return true;
+  if (group.n_views != 0 && IsDisarmed(*group.views[0].site)) return true;
   Tensor tensors[kMaxParts];
+  bool asks = false;
   for (intptr_t i = 0; i < n; ++i) {
+    if (!Read(objects[i], &tensors[i])) return false;
+    asks |= HasToBeAsked(tensors[i]);
+  }
+  for (intptr_t i = 0; asks && i < n; ++i) {
     if (!Ask(objects[i], &tensors[i])) return false;
   }
   if (group.n_members != static_cast<uint32_t>(n)) return false;
   for (intptr_t i = 0; i < n; ++i) {
-    if (!ReadAsked(objects[i], &tensors[i]) || !IsMember(tensors[i].dl, group.members[i], step->n_rows)) return false;
+    const bool good = asks ? ReadAgain(objects[i], &tensors[i]) : Complete(objects[i], &tensors[i]);
+    if (!good || !IsMember(tensors[i].dl, group.members[i], step->n_rows)) return false;
   }
   for (uint32_t v = 0; v < group.n_views; ++v) {
     const PythonSite& site = *group.views[v].site;
@@ -331,8 +370,11 @@ int32_t assay_python_lets_through(const assay_trace* trace, const char* name) {
 void* assay_python_record(void*, void* const* arguments, intptr_t n_arguments) {
   if (n_arguments != 3 && n_arguments != 4) return Answer(python->no);
   auto* site = At<PythonSite>(arguments[0]);
+  if (IsDisarmed(*site)) return Answer(python->yes);
   Tensor tensor;
-  const bool known = Ask(arguments[1], &tensor) && ReadAsked(arguments[1], &tensor);
+  if (!Read(arguments[1], &tensor)) return Answer(python->no);
+  const bool known = HasToBeAsked(tensor) ? Ask(arguments[1], &tensor) && ReadAgain(arguments[1], &tensor)
+                                          : Complete(arguments[1], &tensor);
   if (!known || !Takes(*site, tensor)) return Answer(python->no);
   const PythonRows* rows =
       n_arguments == 3 ? At<const PythonRows>(arguments[2]) : RowsOf(tensor, At<const PythonStep>(arguments[3]));

@@ -33,7 +33,8 @@ struct DlTensor {
 // By address; one a process. Of Python: PyErr_Clear, PyLong_AsLongLong, Py_IncRef, Py_DecRef, PyObject_CallFunction-
 // ObjArgs, PyList_Size, PyTuple_GetItem, PyDict_Next; True, False, None. Of the tensor library: the type of its
 // tensors, dltensor_from_py_object_no_sync, and the methods that give a tensor's offset in its storage (elements) and
-// whether its memory holds the negated values.
+// whether its memory holds the negated values. storage_offset_of gives the offset, too, where the library has such a
+// function: it is no method, and may be NULL. It takes what lies handle_at bytes from where a tensor begins.
 struct PythonFunctions {
   void (*clear_error)();
   long long (*number)(void* object);
@@ -51,6 +52,8 @@ struct PythonFunctions {
   void* tensor_type;
   void* storage_offset;
   void* is_neg;
+  int32_t (*storage_offset_of)(void* handle, int64_t* out);  // 0: good
+  uint64_t handle_at;
 };
 
 // The rows of a step.
