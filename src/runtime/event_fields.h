@@ -29,8 +29,8 @@ struct OwnedObservation {
   OwnedObservation& operator=(const OwnedObservation&) = delete;
 
   Observation observation;
-  std::string name;          // "layers.3." + name
-  int64_t strides[32] = {};  // of a tensor whose caller gave none
+  std::string name;     // "layers.3." + name
+  int64_t strides[32];  // of a tensor whose caller gave none
   std::vector<RowRun> runs;
   std::vector<std::pair<std::string_view, std::string_view>> meta;
 };

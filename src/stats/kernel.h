@@ -46,6 +46,7 @@ struct RowPiece {
   uint32_t row_group = 0;  // the same for t = 0 ...
   uint32_t row_salt = 0;   // ... and request 0: SaltOf(0, high).group
   uint64_t column = 0;     // local column of the first element
+  uint32_t ahead = 0;      // bytes ahead of which to ask for data; 0: not, since the view ends before that
   IndexMap index;
   CellSums* row = nullptr;    // row cell or null
   CellSums* heads = nullptr;  // n_heads cells or null; every head covers head_groups whole groups, then comes the next

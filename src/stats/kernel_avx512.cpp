@@ -177,7 +177,8 @@ void AddChunks(const RowPiece& piece, Accumulator* acc) {
     const uint32_t room = kChunkBlocks * kBlockGroups - p;
     const uint32_t n = piece.n_groups - done < room ? piece.n_groups - done : room;
     const uint8_t* data = piece.data + uint64_t{done} * kGroupBytes;
-    Stretch s{data, p, p + n, {}, group - p, piece.salt.group, piece.row_group + done - p, piece.row_salt, acc->matrix};
+    Stretch s{data,           p,           p + n,      {}, group - p, piece.salt.group, piece.row_group + done - p,
+              piece.row_salt, piece.ahead, acc->matrix};
     if constexpr (kSketching != Sketching::kNone) {
       for (uint32_t k = 0; k < kChunkBlocks; ++k) s.rotation[k] = SlotRotation(group + k * kBlockGroups, piece.salt);
     }

@@ -24,10 +24,6 @@ constexpr uint32_t kRunBlocks = 2;
 // A run whose squares add up to this much in any lane has lost next to nothing to underflow of single ones.
 constexpr double kSafeSquares = 0x1p-112;
 
-// Bytes ahead of which the loop asks for data. Reaching past the view is harmless. Tried: 2 to 64 KiB, other levels of
-// the cache and two distances at once; without, data from memory arrive at a third of the rate.
-constexpr uint32_t kAhead = 8192;
-
 ASSAY_INLINE __m512i LaneNumbers() { return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
 
 // A constant that the compiler keeps, instead of making it again and again.
@@ -154,6 +150,7 @@ struct Stretch {
   uint32_t salt;
   uint32_t row_group;
   uint32_t row_salt;
+  uint32_t ahead;  // RowPiece's
   float* matrix;
 };
 
@@ -405,7 +402,7 @@ ASSAY_INLINE bool Steps(const Stretch& s, HeadCursor* cursor, Extremes<F>* extre
     __m512i loaded[S::kSteps];
 #pragma GCC unroll 4
     for (uint32_t u = 0; u < S::kSteps; ++u) {
-      _mm_prefetch(reinterpret_cast<const char*>(data) + kAhead + 64 * u, _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(data) + s.ahead + 64 * u, _MM_HINT_T0);
       loaded[u] = _mm512_loadu_si512(data + (64 * u ^ first_step));
     }
     // Kept apart until it is known that none of them is exceptional.
