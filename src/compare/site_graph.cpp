@@ -141,11 +141,34 @@ class GraphBuilder {
     const OpModel model = ModelOf(beyond->op);
     node.op = beyond->op;
     node.by_step = !index_.sites[i].has_rows;
-    node.roundings = model.roundings;
-    node.contracts = model.contracts;
-    AddBeyond(name.layer, *beyond, &node);
+    const Ancestors inputs = InputsByExpert(name.layer, *beyond);
+    node.roundings = model.roundings + inputs.roundings;
+    node.contracts = model.contracts || inputs.contracts;
+    for (const GraphEdge& edge : inputs.edges) {
+      node.edges.push_back({edge.site, edge.context, std::min(edge.gain * model.gain, SiteGraph::kMaxGain)});
+    }
     node.inputs_known = !node.edges.empty();
     return true;
+  }
+
+  // A choice that is not common is left out: without it nothing says whether both sides sent the same rows.
+  Ancestors InputsByExpert(int32_t layer, const BeyondSite& beyond) {
+    Ancestors out;
+    const auto alternatives = ParseSiteInputs(beyond.inputs);
+    for (const SiteInput& input : alternatives.front()) {
+      const std::string name = FormatSiteName(layer, input.name);
+      if (const int64_t common = Common(name); common >= 0) {
+        Add({static_cast<uint32_t>(common), false, 1}, &out);
+        continue;
+      }
+      const SiteDef* def = ParseSiteName(name).def;
+      if (def != nullptr && def->op == SiteOp::kSelect) continue;
+      const Ancestors& behind = Bridge(name);
+      for (const GraphEdge& edge : behind.edges) Add(edge, &out);
+      out.roundings = std::min(out.roundings + behind.roundings, kMaxRoundings);
+      out.contracts |= behind.contracts;
+    }
+    return out;
   }
 
   // A row read from the cache is the row written there, or a part of it. False: it is no such site, or what was written
@@ -296,10 +319,12 @@ class GraphBuilder {
     if (const auto it = bridged_.find(name); it != bridged_.end()) return it->second;
     Ancestors out;
     const SiteName parsed = ParseSiteName(name);
-    if (parsed.def != nullptr) {
+    const BeyondSite* beyond = parsed.def == nullptr ? FindBeyond(parsed.stem) : nullptr;
+    const bool by_expert = beyond != nullptr && beyond->by_expert;
+    if (parsed.def != nullptr || by_expert) {
       bool direct = true;
-      out = InputsOf(parsed.layer, *parsed.def, &direct);
-      const OpModel model = ModelOf(parsed.def->op);
+      out = by_expert ? InputsByExpert(parsed.layer, *beyond) : InputsOf(parsed.layer, *parsed.def, &direct);
+      const OpModel model = ModelOf(by_expert ? beyond->op : parsed.def->op);
       out.roundings += model.roundings;
       out.contracts |= model.contracts;
       for (GraphEdge& edge : out.edges) edge.gain = std::min(edge.gain * model.gain, SiteGraph::kMaxGain);

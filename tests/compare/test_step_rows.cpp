@@ -26,7 +26,10 @@ struct MoeRun {
   std::vector<std::vector<float>> hidden;                                   // a step: [rows, kHidden]
   std::vector<std::vector<int64_t>> chosen;                                 // a step: [rows, kChosen]
   std::vector<float> gate_up = std::vector<float>(kHidden * 2 * kExperts);  // two columns an expert
-  double act_scale = 1;                                                     // a fault: what moe.act is multiplied by
+  double act_scale = 1;
+  std::string enters = "post_norm";  // site that the hidden rows are recorded as
+  bool dispatched =
+      true;  // recorded                                                     // a fault: what moe.act is multiplied by
 };
 
 MoeRun TwoSteps() {
@@ -103,7 +106,7 @@ class StepRowsTest : public ::testing::Test {
       const auto rows = static_cast<int64_t>(run.hidden[step].size()) / kHidden;
       const auto number = static_cast<int64_t>(step);
       const RowRun where{77, 0, rows, number * kRows, false};
-      Put(recorder.get(), "post_norm", run.hidden[step].data(), DType::kF32, rows, kHidden, number, &where);
+      Put(recorder.get(), run.enters, run.hidden[step].data(), DType::kF32, rows, kHidden, number, &where);
       Put(recorder.get(), "moe.topk_ids", run.chosen[step].data(), DType::kI64, rows, kChosen, number, &where);
       std::vector<float> sorted, first;
       for (int64_t expert = 0; expert < kExperts; ++expert) {
@@ -127,7 +130,8 @@ class StepRowsTest : public ::testing::Test {
                                          double{first[i + 1]}));
       }
       const auto n = static_cast<int64_t>(sorted.size()) / kHidden;
-      Put(recorder.get(), "moe.dispatched", sorted.data(), DType::kF32, n, kHidden, number, nullptr, "R h");
+      if (run.dispatched)
+        Put(recorder.get(), "moe.dispatched", sorted.data(), DType::kF32, n, kHidden, number, nullptr, "R h");
       Put(recorder.get(), "moe.gate_up", first.data(), DType::kF32, n, 2, number, nullptr, "R 2f");
       Put(recorder.get(), "moe.act", act.data(), DType::kF32, n, 1, number, nullptr, "R f");
     }
@@ -150,6 +154,20 @@ TEST_F(StepRowsTest, RowsSortedByExpertMayDifferAsMuchAsTheRowsTheyCameFrom) {
   const MoeRun run = TwoSteps();
   const DiffResult result = Compare(run, Disturbed(run, 2e-7f));
   EXPECT_EQ(result.verdict, Verdict::kNoise) << result.summary;
+}
+
+// The norm before the experts was not recorded: what it is computed from says how far its rows may be apart.
+TEST_F(StepRowsTest, SortedRowsAreHeldAgainstWhatStandsBehindANormThatWasNotRecorded) {
+  MoeRun run = TwoSteps();
+  run.enters = "attn.o_proj";
+  MoeRun disturbed = Disturbed(run, 2e-7f);
+  EXPECT_EQ(Compare(run, disturbed).verdict, Verdict::kNoise);
+  run.dispatched = disturbed.dispatched = false;
+  EXPECT_EQ(Compare(run, disturbed).verdict, Verdict::kNoise);
+  disturbed.act_scale = 1.01;
+  const DiffResult wrong = Compare(run, disturbed);
+  ASSERT_EQ(wrong.verdict, Verdict::kFault) << wrong.summary;
+  EXPECT_EQ(wrong.findings[0].name, "layers.3.moe.act");
 }
 
 TEST_F(StepRowsTest, WrongActivationIsNamedBehindRowsThatAgree) {
