@@ -165,7 +165,8 @@ Difference Differ(const oracle::Array& actual, const oracle::Computed& right, co
   const int64_t n_rows = std::max<int64_t>(static_cast<int64_t>(judged.size()), 1);
   const int64_t width = actual.size() / n_rows;
   const bool has_heads = actual.rank() == 3;
-  const int64_t head_size = has_heads ? std::max<int64_t>(actual.cols(), 1) : 1;
+  d.n_columns = has_heads ? std::max<int64_t>(actual.cols(), 1) : width;
+  std::vector<char> columns(static_cast<size_t>(d.n_columns), 0);
   std::vector<char> heads(has_heads ? static_cast<size_t>(actual.shape[1]) : 0, 0);
   double error_sq = 0, right_sq = 0, bound_sq = 0;
   for (int64_t r = 0; r < n_rows; ++r) {
@@ -192,13 +193,18 @@ Difference Differ(const oracle::Array& actual, const oracle::Computed& right, co
       d.worst = std::max(d.worst, ratio);
       if (ratio <= 1) continue;
       bad = true;
-      if (has_heads) heads[static_cast<size_t>(c / head_size)] = 1;
+      columns[static_cast<size_t>(c % d.n_columns)] = 1;
+      if (has_heads) heads[static_cast<size_t>(c / d.n_columns)] = 1;
     }
     if (bad) d.rows.push_back(r);
   }
-  for (size_t h = 0; h < heads.size(); ++h) {
-    if (heads[h]) d.heads.push_back(static_cast<int64_t>(h));
-  }
+  const auto set = [](const std::vector<char>& of, std::vector<int64_t>* to) {
+    for (size_t i = 0; i < of.size(); ++i) {
+      if (of[i]) to->push_back(static_cast<int64_t>(i));
+    }
+  };
+  set(heads, &d.heads);
+  set(columns, &d.columns);
   d.ok = d.rows.empty();
   if (right_sq > 0) {
     d.measured = std::sqrt(error_sq / right_sq);
@@ -258,6 +264,25 @@ void ReportRight(const Subject& subject, const Difference& difference) {
   subject.report().Right(subject.info().id, difference.measured, difference.allowed);
 }
 
+namespace {
+
+// Which columns are wrong, where not all are; "" else.
+std::string ColumnsText(const Difference& d) {
+  const auto n = static_cast<int64_t>(d.columns.size());
+  if (n == 0 || n == d.n_columns) return "";
+  std::string text = ", columns";
+  if (n > 2 && d.columns.back() - d.columns.front() == n - 1) {
+    text += " " + std::to_string(d.columns.front()) + "-" + std::to_string(d.columns.back());
+  } else if (n <= 8) {
+    for (int64_t c : d.columns) text += (c == d.columns[0] ? " " : ",") + std::to_string(c);
+  } else {
+    text = ", " + std::to_string(n) + " of its columns, the first one " + std::to_string(d.columns[0]) + ",";
+  }
+  return text + " of " + std::to_string(d.n_columns);
+}
+
+}  // namespace
+
 void ReportWrong(const Subject& subject, const Difference& difference, const Explanation& why) {
   Suspicion s;
   s.event = why.blamed == kNoEvent ? subject.info().id : why.blamed;
@@ -275,10 +300,11 @@ void ReportWrong(const Subject& subject, const Difference& difference, const Exp
     if (why.text.find("(" + name + ")") == std::string::npos) s.bad.evidence.push_back("the constant is " + name);
   }
   s.hypothesis = HypothesisOf(why.cls);
-  s.bad.evidence.push_back(
-      "operands as recorded give another result: relative distance " + NumberText(difference.measured) + ", allowed " +
-      NumberText(difference.allowed) + ", worst element " + NumberText(difference.worst) + " times its bound, in " +
-      std::to_string(difference.rows.size()) + " of " + std::to_string(subject.judged().size()) + " rows");
+  s.bad.evidence.push_back("operands as recorded give another result: relative distance " +
+                           NumberText(difference.measured) + ", allowed " + NumberText(difference.allowed) +
+                           ", worst element " + NumberText(difference.worst) + " times its bound, in " +
+                           std::to_string(difference.rows.size()) + " of " + std::to_string(subject.judged().size()) +
+                           " rows" + ColumnsText(difference));
   if (!subject.sample.empty()) s.bad.evidence.push_back(subject.sample);
   subject.report().Found(std::move(s));
 }

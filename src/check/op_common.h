@@ -88,7 +88,10 @@ struct Difference {
   double allowed = 0;          // L2 of the bounds over that of the right values
   std::vector<int64_t> rows;   // that hold an element beyond its bound
   std::vector<int64_t> heads;  // index of axis 1 of such elements, for results of rank 3
-  bool nonfinite = false;      // an element is not finite where it should be
+  // Places in the last axis of such elements, and how many there are.
+  std::vector<int64_t> columns;
+  int64_t n_columns = 0;
+  bool nonfinite = false;  // an element is not finite where it should be
 };
 // one_store: the last rounding to the storing type alone counts, relative to the value.
 Difference Differ(const oracle::Array& actual, const oracle::Computed& right, const oracle::Precision& precision,

@@ -442,5 +442,23 @@ TEST(WeightsHypothesis, ResultsThatFollowFromTheWeightsRuleItOut) {
   }
 }
 
+// Columns 5 to 8 of 12 are wrong in two rows: a kernel's last block.
+TEST(Operations, WrongColumnsAreSaid) {
+  SmallTrace t;
+  const Put rows = TwoRequests(t);
+  const Values x = Noise(kRows * 6, 1), w = Noise(12 * 6, 2);
+  Values y = Linear(x, w, 6);
+  for (size_t r : {2, 5}) {
+    for (size_t c = 5; c <= 8; ++c) y[r * 12 + c] += 0.25F + static_cast<float>(c * r % 3);
+  }
+  t.Record("layers.0.mlp.down_proj.weight", "out in", {12, 6}, w, kLoad);
+  t.Record("layers.0.mlp.act", "T f", {kRows, 6}, x, rows);
+  t.Record("layers.0.mlp.down", "T h", {kRows, 12}, y, rows);
+  const CheckResult r = Judge(t, {"linear"});
+  ASSERT_EQ(r.findings.size(), 1U);
+  EXPECT_NE(r.findings[0].evidence.back().find("2 of 7 rows, columns 5-8 of 12"), std::string::npos)
+      << r.findings[0].evidence.back();
+}
+
 }  // namespace
 }  // namespace assay
