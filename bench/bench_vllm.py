@@ -2,8 +2,8 @@
 
     ASSAY=mla ASSAY_DIR=/tmp/bench python bench/bench_vllm.py [--eager] [--requests N ...] [--tokens N] [--rounds N]
 
-Prints, a line for each number of requests at once, milliseconds a decode step, by the clock and in processor time of the worker: medians over rounds, and the median
-of the ratios within a round. Each round generates the same tokens three times. Processor time is the better figure on a
+Prints, a line for each number of requests at once, milliseconds a decode step, by the clock and in processor time of
+the worker: medians over rounds, and the median of the ratios within a round. Each round generates the same tokens three times. Processor time is the better figure on a
 machine that does other work.
 """
 

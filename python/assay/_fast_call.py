@@ -158,8 +158,11 @@ _PYTHON = {
 class _CFunctions(ctypes.Structure):
     _fields_ = [
         (name, c_void_p)
-        for name in (*_PYTHON, "read_tensor", "yes", "no", "none", "tensor_type", "storage_offset", "is_neg")
-    ] + [("storage_offset_of", c_void_p), ("handle_at", c_uint64)]
+        for name in (
+            *(*_PYTHON, "read_tensor", "yes", "no", "none", "tensor_type", "storage_offset", "is_neg"),
+            *("storage_offset_of", "handle_at"),
+        )
+    ]
 
 
 class _CMethod(ctypes.Structure):

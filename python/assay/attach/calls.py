@@ -203,7 +203,9 @@ class Site:
             return self._run_around(call, arounds)
         return self.original(*call.args, **call.kwargs)
 
-    def observe_compiled(self, when: str, label: str, names: list[str], values: list[Any]) -> None:
+    def observe_compiled(
+        self, when: str, label: str, names: list[str], values: list[Any]
+    ) -> compiled.Again | None:
         """What a compiled graph delivers instead of run()."""
         if when == "after":
             result = values[0] if not names and values else structure(names, values)
@@ -212,7 +214,7 @@ class Site:
             for listener in self.listeners:
                 if listener.after is not None:
                     self._callback(listener.after, call, result)
-            return
+            return None
         call = Call(self.original, *self._arguments(names, values))
         call.compiled, call._self = True, self.session.labelled(label)
         for listener in self.listeners:
@@ -221,6 +223,7 @@ class Site:
                 self.session.failed(self.label, RuntimeError("compiled: what must hold during the call is not run"))
             if listener.before is not None:
                 self._callback(listener.before, call)
+        return None
 
     def _arguments(self, names: list[str], values: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         positional = [pair for pair in zip(names, values) if pair[0][0].isdigit()]

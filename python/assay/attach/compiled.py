@@ -13,17 +13,24 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from .session import Session
 
 
+Again = Callable[[list[Any]], bool]
+"""Observes values like those of the call before; False: nothing was done, and they go the long way."""
+
+
 class CompiledSite(Protocol):
-    def observe_compiled(self, when: str, label: str, names: list[str], values: list[Any]) -> None:
-        """when: "before" or "after"; names: what each value is, paths such as "0", "1.0", "hidden_states"."""
+    def observe_compiled(self, when: str, label: str, names: list[str], values: list[Any]) -> Again | None:
+        """when: "before" or "after"; names: what each value is, paths such as "0", "1.0", "hidden_states". Returns what may
+        take its place in calls that differ in the values alone; None: nothing may."""
 
 
+_again: dict[tuple[str, str, str, str], Again] = {}
 _sites: dict[str, CompiledSite] = {}
 _session: Session | None = None
 _lock = threading.Lock()
@@ -80,6 +87,10 @@ def _nothing(values: Any, site: str, when: str, label: str, names: str) -> None:
 
 def _run(values: Any, site: str, when: str, label: str, names: str) -> None:
     """The operator at run time. Raises nothing."""
+    key = site, when, label, names
+    again = _again.get(key)
+    if again is not None and again(values):
+        return
     known = _sites.get(site)
     if known is None:
         if site not in _unknown and _session is not None:
@@ -87,7 +98,9 @@ def _run(values: Any, site: str, when: str, label: str, names: str) -> None:
             _session.failed(site, LookupError("a compiled graph has a probe that this run did not ask for"))
         return
     try:
-        known.observe_compiled(when, label, names.split(",") if names else [], list(values))
+        again = known.observe_compiled(when, label, names.split(",") if names else [], list(values))
+        if again is not None:
+            _again[key] = again
     except Exception as problem:
         if _session is not None:
             _session.failed(site, problem)

@@ -98,6 +98,7 @@ class _Watched:
         probe, then = self.thens[0]
         parts = getattr(then, "parts", None)
         if parts is None:
+            self.n_learned = quick_modules.MAX_LEARNED
             return
         self.n_learned += 1
         found = parts(self.name, result)
@@ -111,6 +112,27 @@ class _Watched:
         probe._counts.append(self.learned.c)
         object.__setattr__(module, "_assay_quick", self.number)
 
+    def again(
+        self, listeners: Sequence[tuple[Probe, Callable[..., object]]], values: list[Any], *seen: Any
+    ) -> compiled.Again | None:
+        """For compiled code, behind a call that delivered these values: what does the same for values like them, if there is
+        one listener and it has such a thing, as again(name, values, *seen). seen: what the values were made into."""
+        if len(listeners) != 1:
+            return None
+        probe, listener = listeners[0]
+        find = getattr(listener, "again", None)
+        observe = None if find is None else find(self.name, values, *seen)
+        if observe is None:
+            return None
+
+        def quick(values: list[Any]) -> bool:
+            if len(listeners) != 1 or not observe(values):
+                return False
+            probe.fired += 1
+            return True
+
+        return quick
+
     def unlearn(self, module: Any) -> None:
         """Somebody else listens to the module, too."""
         self.n_learned = quick_modules.MAX_LEARNED
@@ -121,18 +143,23 @@ class _Watched:
 class _CompiledModules:
     """Where graphs deliver: they know a module by its label."""
 
-    def observe_compiled(self, when: str, label: str, names: list[str], values: list[Any]) -> None:
+    def observe_compiled(
+        self, when: str, label: str, names: list[str], values: list[Any]
+    ) -> compiled.Again | None:
         watched = _by_label.get(label)
         if watched is None:
-            return
+            return None
         module = watched.session.labelled(label)
         if when == "before":
             args = structure(names, values)
             named = isinstance(args, dict)
-            watched.enter(module, () if named else args[1:], args if named else {})
+            seen = () if named else args[1:], args if named else {}
+            watched.enter(module, *seen)
+            return watched.again(watched.befores, values, *seen)
         else:
             result = values[0] if not names and values else structure(names, values)
             watched.leave(module, (), {}, result, learn=False)
+            return watched.again(watched.thens, values, result)
 
 
 _watched: list[_Watched] = []

@@ -61,6 +61,7 @@ class Session:
         self._sites: dict[tuple[str, int | None], PreparedSite] = {}
         self._plain: tuple[type[Any] | None, frozenset[Any]] = (None, frozenset())
         self._possible: dict[str, bool] = {}  # names that were asked for: whether the settings let them through
+        self._step_wanted: tuple[Rows | None, bool] = None, False  # rows of a step, and whether it is recorded
         self._finished = False
         os.register_at_fork(after_in_child=self._after_fork)
 
@@ -246,12 +247,20 @@ class Session:
         trace = self.trace()
         if trace is None or not trace.armed:
             return False
-        step = self.rows.step if self.rows is not None else None
         try:
-            return any(self._lets_through(trace, name) and trace.wants(name, step=step) for name in names)
+            return any(self._lets_through(trace, name) and self._in_steps(trace, name) for name in names)
         except Error as problem:
             self.failed(names[0] if names else "", problem)
             return False
+
+    def _in_steps(self, trace: Trace, name: str) -> bool:
+        """Whether this name, which is let through, is recorded at this step: as all of them are, so it is asked once."""
+        rows, known = self._rows, self._step_wanted
+        if rows is not None and known[0] is rows:
+            return known[1]
+        wanted = trace.wants(name, step=None if rows is None else rows.step)
+        self._step_wanted = rows, wanted
+        return wanted
 
     def _lets_through(self, trace: Trace, name: str) -> bool:
         known = self._possible.get(name)

@@ -27,6 +27,8 @@ class Logits:
         sampled, rows = self._steps.sampled, self._session.rows
         if sampled is None or rows is None or len(sampled.runs) != n:
             return None
+        if rows.n_rows == n and rows.runs == tuple(sampled.runs):
+            return rows  # a decode step: each row is the last of its request
         return Rows(sampled.runs, n_rows=n, step=rows.step, phase=rows.phase)
 
     def _forward(self, call: Any, result: Any) -> None:
@@ -58,5 +60,7 @@ class Logits:
     def _final(self, rows: Rows) -> Rows:
         """The rows that take a token. The others are in no run and are not measured."""
         assert self._steps.sampled is not None
+        if all(self._steps.sampled.final):
+            return rows
         runs: list[Run] = [r for r, final in zip(rows.runs, self._steps.sampled.final) if final]
         return Rows(runs, n_rows=rows.n_rows, step=rows.step, phase=rows.phase)

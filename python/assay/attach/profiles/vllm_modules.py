@@ -11,9 +11,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from ..compiled import Again
 from ..groups import Recorded
 from .vllm_attention import Attention, layer_of
 from .vllm_compile import Compilation
@@ -168,6 +169,50 @@ def places(model: Any, table: Iterable[Entry]) -> Iterator[tuple[Place, Entry]]:
             yield Place(path, module, None if layer < 0 else layer, last, parent), entry
 
 
+def _tensors(output: Any) -> tuple[Any, ...]:
+    tensors = output if isinstance(output, tuple) else (output,)
+    return tensors[:-1] if tensors[-1] is None else tensors  # the bias that vLLM's linear layers give
+
+
+def _input(args: Any, kwargs: Any) -> Any:
+    return args[0] if args else next(iter(kwargs.values()))
+
+
+def _same(tensors: Sequence[Any], values: Sequence[Any]) -> bool:
+    return len(tensors) == len(values) and all(a is b for a, b in zip(tensors, values))
+
+
+Found = Callable[[list[tuple[Place, Entry]], Any, Any], Iterator[Recorded]]
+"""(rows of the table, arguments, result) -> what of it is recorded."""
+
+
+class _Outputs:
+    """Callback of session.modules(): what a module gives. again: the short way for compiled code (modules.again)."""
+
+    def __init__(self, recorder: Recorder, table: Table, found: Found) -> None:
+        self._recorder, self._table, self._found = recorder, table, found
+
+    def __call__(self, module: Any, name: str, args: Any, kwargs: Any, output: Any) -> None:
+        self._recorder.views(name, _tensors(output), self._found(self._table[name], args, output))
+
+    def again(self, name: str, values: list[Any], output: Any) -> Again | None:
+        return self._recorder.again(name) if _same(_tensors(output), values) else None
+
+
+class _Inputs:
+    """The same for what a module is given, which is read as if it were an output, of the norm that made it."""
+
+    def __init__(self, recorder: Recorder, table: Table, found: Found) -> None:
+        self._recorder, self._table, self._found = recorder, table, found
+
+    def __call__(self, module: Any, name: str, args: Any, kwargs: Any) -> None:
+        taken = _input(args, kwargs)
+        self._recorder.views(("input", name), (taken,), self._found(self._table[name], (), taken))
+
+    def again(self, name: str, values: list[Any], args: Any, kwargs: Any) -> Again | None:
+        return self._recorder.again(("input", name)) if _same((_input(args, kwargs),), values) else None
+
+
 class Modules:
     """Observes the modules of the model once its weights are loaded."""
 
@@ -206,10 +251,10 @@ class Modules:
         self._experts.install(model, self._compilation.wanted)
         if compiled:
             self._tell_invisible(asked)
-        self._watch(model, outputs, self._by_output, {"then": self._ran})
+        self._watch(model, outputs, self._by_output, {"then": _Outputs(self._recorder, self._by_output, self._found)})
         recorded = [name for found in self._by_output.values() for place, entry in found for name in entry.names(place)]
         self._reductions.expect((place for place, _ in places(model, (*OUTPUTS, *FUSED))), recorded)
-        self._watch(model, inputs, self._by_input, {"before": self._runs})
+        self._watch(model, inputs, self._by_input, {"before": _Inputs(self._recorder, self._by_input, self._found)})
 
     def _tell_invisible(self, asked: list[Entry]) -> None:
         shown = {site for entry in asked for site in entry.sites}
@@ -231,17 +276,6 @@ class Modules:
         if table:
             which = "outputs" if "then" in callback else "inputs"
             self._session.modules(model, list(table), label=f"module:vLLM's model, {which}", **callback)
-
-    def _ran(self, module: Any, name: str, args: Any, kwargs: Any, output: Any) -> None:
-        tensors = output if isinstance(output, tuple) else (output,)
-        if tensors[-1] is None:
-            tensors = tensors[:-1]  # the bias that vLLM's linear layers give
-        self._recorder.views(name, tensors, self._found(self._by_output[name], args, output))
-
-    def _runs(self, module: Any, name: str, args: Any, kwargs: Any) -> None:
-        """The input is read as if it were an output, of the norm that made it."""
-        taken = args[0] if args else next(iter(kwargs.values()))
-        self._recorder.views(("input", name), (taken,), self._found(self._by_input[name], (), taken))
 
     def _found(self, found: list[tuple[Place, Entry]], args: Any, output: Any) -> Iterator[Recorded]:
         for place, entry in found:

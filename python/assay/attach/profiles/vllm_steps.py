@@ -16,6 +16,7 @@ from typing import Any
 import assay
 from assay import Run
 
+from ..compiled import Again
 from ..groups import Group, Recorded
 from ..rows import Rows
 from ..session import Session
@@ -158,6 +159,18 @@ class Recorder:
             self.record(name, tensor, layer, rows, **fields)
         if rows is not None:
             group.learn(rows, tensors, recorded)
+
+    def again(self, key: Hashable) -> Again | None:
+        """What records tensors like those that views() was given under this key, with the step's rows."""
+        group, session = self._groups.get(key), self.session
+        if group is None:
+            return None
+
+        def observe(tensors: Sequence[Any]) -> bool:
+            rows = session._rows
+            return rows is not None and group.record(rows, tensors)
+
+        return observe
 
     def record(self, name: str, tensor: Any, layer: int | None = None, rows: Rows | None = None, **fields: Any) -> None:
         """rows: those of the step when left out."""
