@@ -6,7 +6,7 @@ import io
 import pytest
 import torch
 
-from assay.attach import modules, session as current
+from assay.attach import compiled, modules, session as current
 from assay.attach.session import Session
 
 
@@ -175,9 +175,9 @@ for other in (Outer(), copy.copy(model), copy.deepcopy(model), torch.load(stored
     assert len(found) == n, "a look at a module is no call"
     other(x), other(x)
     assert found[n:] == [other], found[n:]
-compiled = Outer()
-compiled.compile(backend="eager")
-assert torch.equal(compiled(x), compiled(x)) and found[-1] is compiled
+model = Outer()
+model.compile(backend="eager")
+assert torch.equal(model(x), model(x)) and found[-1] is model
 assert torch.nn.Module._compiled_call_impl is None
 """
 
@@ -185,6 +185,37 @@ assert torch.nn.Module._compiled_call_impl is None
 def test_ModulesAreFoundAtTheirFirstCallAndCopiesAtTheirs(run):
     done = run({"main.py": ROOTS}, "--probes", "module:none:out")
     assert done.code == 0, done.err
+
+
+class Shortened:
+    """A listener that has a short way for the values of compiled code, as long as they are positive."""
+
+    def __init__(self):
+        self.long, self.short = [], []
+
+    def __call__(self, module, name, args, kwargs, result):
+        self.long.append(float(result))
+
+    def again(self, name, values, result):
+        assert values[0] is result
+        return lambda values: float(values[0]) > 0 and not self.short.append(float(values[0]))
+
+
+def test_CompiledCodeGoesTheShortWayUntilItRefusesOrSomebodyElseListens(session):
+    root, listener, other = Outer(), Shortened(), []
+    found = session.modules(root, "inner.proj", then=listener)
+    label = root.inner.proj._assay_label
+
+    def deliver(value):
+        compiled._run([torch.tensor(value)], "module", "after", label, "")
+
+    for value in (1.0, 2.0, -3.0, 4.0):
+        deliver(value)
+    assert (listener.long, listener.short) == ([1.0, -3.0], [2.0, 4.0])
+    assert found.probe.fired == 4
+    session.modules(root, "inner.proj", then=lambda *a: other.append(float(a[4])))
+    deliver(5.0)
+    assert (listener.long[2:], listener.short[2:], other) == ([5.0], [], [5.0])
 
 
 def test_WhatAModuleRaisesAndWhatACallbackRaises(session):
