@@ -8,6 +8,7 @@
 #include <set>
 
 #include "base/rounding.h"
+#include "check/op_coarse_operands.h"
 #include "check/op_fitted.h"
 
 namespace assay::op {
@@ -544,6 +545,7 @@ void JudgeOperation(const Subject& subject, const Operation& operation, const Ow
   if (!why) why = ExplainOtherBuffer(subject, d);
   if (!why && own) why = own(d, *right);
   if (!why) why = ExplainOverwritten(subject, operation);
+  if (!why) why = ExplainCoarseOperands(subject, operation, *right);
   if (!why) why = ExplainPrecision(subject, *right);
   if (!why && !operation.lacking.empty()) return Missing(subject, operation.lacking);
   if (!why) why = ExplainByFit(subject, *right, operation.inputs, operation.quantised);

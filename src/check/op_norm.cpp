@@ -8,6 +8,7 @@
 #include "check/op_fitted.h"
 #include "check/op_norm_explain.h"
 #include "check/op_stream.h"
+#include "fit/formats.h"
 #include "oracle/norm.h"
 
 namespace assay::check {
@@ -121,6 +122,7 @@ void JudgeNorm(Subject& s, const NormSite& site) {
   }
   const int64_t rows = s.actual().shape.empty() ? 1 : s.actual().shape[0];
   // Rows as they are normed: terms of the stream added up, the latent without k_pe, heads apart.
+  const fit::Format* kept = nullptr;  // the sum of the stream rounded so, to fit faults
   const auto prepared = [&](std::span<const Array> in) -> Result<Array> {
     Array x = in[0];
     for (size_t j = 1; j < n_terms; ++j) {
@@ -128,6 +130,7 @@ void JudgeNorm(Subject& s, const NormSite& site) {
         return Status::BadInput(norm.inputs[j].name + " has another shape than " + norm.inputs[0].name);
       for (int64_t i = 0; i < x.size(); ++i) x[i] += branch * in[j][i];
     }
+    for (double& v : x.values) v = kept == nullptr ? v : fit::RoundTo(v, *kept);
     if (x.size() == 0 || rows == 0) return Status::BadInput(operand.name + " is empty");
     x.shape = {rows, x.size() / rows};
     const int64_t width = s.actual().size() / rows;
@@ -189,6 +192,16 @@ void JudgeNorm(Subject& s, const NormSite& site) {
         return Explanation{compiled ? fault_class::kCompile : fault_class::kKernel,
                            "fits without " + norm.inputs[1].name + " added before the norm"};
       }
+    }
+    for (const fit::Format& format : fit::Formats()) {
+      if (n_terms < 2 || (format.name != "f16" && format.name != "bf16")) continue;
+      kept = &format;
+      const auto y = run_with(arrays, false);
+      kept = nullptr;
+      if (FitsBetter(s, right, y))
+        return Weighed(s, right, *y,
+                       {fault_class::kPrecision,
+                        "fits a residual stream kept in " + std::string(format.name) + " in front of the norm"});
     }
     if (auto x = prepared(arrays); x.ok() && !cut) {
       if (auto why = SquaresLeaveRange(s, *x, d)) return why;
