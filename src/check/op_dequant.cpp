@@ -284,7 +284,9 @@ Result<DequantParts> TakeApart(const Subject& s, const std::string& parts, bool 
   } else {
     return Status::BadInput(parts + "codes: quant=" + quant + " is not a format of codes with scales");
   }
-  for (float& x : out.code) x += static_cast<float>(variant.zero);
+  if (variant.zero != 0) {  // a sum with 0 would take the sign of a zero, which is a code of its own
+    for (float& x : out.code) x += static_cast<float>(variant.zero);
+  }
   // Act-order of GPTQ: also beside codes that are no words.
   const TensorPtr order = activation || !out.integers ? nullptr : slice(s.Weight(parts + "g_idx"));
   const bool swizzled = (OwnOr(*scale, "scale_layout", "linear") == "swizzle_128x4") != variant.other_scale_layout;

@@ -46,9 +46,6 @@ std::optional<Explanation> ExplainUnwritten(const Subject& subject);
 // Bit for bit what the same result of another layer holds in this step (a buffer that layers share), or this rank's
 // partial result where the sum over ranks is due.
 std::optional<Explanation> ExplainOtherBuffer(const Subject& subject, const Difference& d);
-// Operands rounded to tf32, f16 or bf16 before the operation, all of them or one: exactly what that gives.
-std::optional<Explanation> ExplainCoarseOperands(const Subject& subject, const Operation& operation,
-                                                 const oracle::Computed& right);
 // `fit`: how far the result is from the right one by the coarser precision that explains it. `usual`: whether sums in
 // that type usually are off by as much; left out: by a rule for sums of products.
 std::optional<Explanation> ExplainPrecision(const Subject& subject, const oracle::Computed& right,

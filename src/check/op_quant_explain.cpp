@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "check/op_fitted.h"
+#include "check/op_quant_tables.h"
 #include "check/weights_slab.h"
 #include "tensor/dtype.h"
 
@@ -129,10 +130,12 @@ std::optional<Explanation> ExplainQuantised(const Subject& subject, const Quanti
   const QuantTrial trial(subject, product, right, *parts);
   // Conventions have no free number; solved scales have one a cell and would fit more.
   if (auto why = TryConventions(trial)) return why;
+  if (auto why = TryByteTypes(trial)) return why;
   if (!product.is_value) {
     if (auto why = TryRuns(trial)) return why;
   }
   if (auto why = TrySolved(trial)) return why;
+  if (auto why = TryTables(trial)) return why;
   return product.is_value && !product.activation ? AsWeight(trial) : std::nullopt;
 }
 

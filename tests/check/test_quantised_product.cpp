@@ -10,6 +10,7 @@
 #include "finding/finding.h"
 #include "oracle/linear.h"
 #include "small_trace.h"
+#include "tensor/decode.h"
 #include "verdicts.h"
 
 namespace assay {
@@ -111,22 +112,28 @@ TEST(QuantisedProduct, CodesOfWordsInAnotherOrderAreAMatterOfLayout) {
               fault_class::kQLayout);
 }
 
-// Four-bit floats, two to a byte or one a value; every 3 taken for a 2 by the kernel.
-CheckResult FourBits(bool packed, bool other_table) {
+// What the kernel takes four bits for.
+using Value = double (*)(int bits);
+double Float4(int bits) {
+  constexpr double kValues[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+  return bits & 8 ? -kValues[bits & 7] : kValues[bits & 7];
+}
+double ThreeIsTwo(int bits) { return std::abs(Float4(bits)) == 3 ? Float4(bits) * 2 / 3 : Float4(bits); }
+double Integer(int bits) { return bits < 8 ? bits : bits - 16; }
+
+// Four-bit floats, two to a byte or one a value.
+CheckResult FourBits(bool packed, Value value) {
   SmallTrace t;
   const uint64_t a = t.Request({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14});
   const std::vector<float> x = Noise(kRows * kIn, 1), c = Noise(kOut * kIn, 3);
   std::vector<float> scale, code, y;
   for (float v : Noise(kOut * 2, 2)) scale.push_back(0.02F + 0.01F * v * v);
   for (float v : c) code.push_back(static_cast<float>(static_cast<int>(v * 997) & 15));
-  constexpr double kValues[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
   for (size_t r = 0; r < kRows; ++r) {
     for (size_t n = 0; n < kOut; ++n) {
       double sum = 0;
       for (size_t k = 0; k < kIn; ++k) {
-        const int bits = static_cast<int>(code[n * kIn + k]);
-        const double magnitude = other_table && (bits & 7) == 5 ? 2 : kValues[bits & 7];
-        sum += double{x[r * kIn + k]} * (bits & 8 ? -magnitude : magnitude) * double{scale[n * 2 + k / 16]};
+        sum += double{x[r * kIn + k]} * value(static_cast<int>(code[n * kIn + k])) * double{scale[n * 2 + k / 16]};
       }
       y.push_back(static_cast<float>(sum));
     }
@@ -150,10 +157,55 @@ CheckResult FourBits(bool packed, bool other_table) {
 
 TEST(QuantisedProduct, OneValueOfTheCodesTakenForAnotherIsNamed) {
   for (const bool packed : {true, false}) {
-    EXPECT_TRUE(FourBits(packed, false).findings.empty());
-    const CheckResult r = FourBits(packed, true);
+    EXPECT_TRUE(FourBits(packed, Float4).findings.empty());
+    const CheckResult r = FourBits(packed, ThreeIsTwo);
     ASSERT_EQ(r.findings.size(), 1U);
     EXPECT_EQ(r.findings[0].evidence[0], "fits codes of 3 decoded as 2") << packed;
+  }
+}
+
+TEST(QuantisedProduct, CodesOfAnotherTableAreAMatterOfLayout) {
+  const CheckResult r = FourBits(true, Integer);
+  ExpectFault(r, fault_class::kQLayout);
+  EXPECT_NE(r.findings[0].evidence[0].find("stand for other values"), std::string::npos) << r.findings[0].evidence[0];
+}
+
+// Bytes under one scale for 16 columns, which the kernel takes for `used`.
+CheckResult Bytes(DType used) {
+  SmallTrace t;
+  const uint64_t a = t.Request({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14});
+  const std::vector<float> x = Noise(kRows * kIn, 1), c = Noise(kOut * kIn, 3);
+  std::vector<int8_t> code;
+  std::vector<float> scale, y;
+  for (float v : Noise(kOut * 2, 2)) scale.push_back(0.02F + 0.01F * v * v);
+  for (float v : c) code.push_back(static_cast<int8_t>(static_cast<int>(std::abs(v) * 997) % 100));
+  for (size_t r = 0; r < kRows; ++r) {
+    for (size_t n = 0; n < kOut; ++n) {
+      double sum = 0;
+      for (size_t k = 0; k < kIn; ++k) {
+        sum += double{x[r * kIn + k]} * DecodeBits(static_cast<uint8_t>(code[n * kIn + k]), used) *
+               double{scale[n * 2 + k / 16]};
+      }
+      y.push_back(static_cast<float>(sum));
+    }
+  }
+  const testing::Put load{.step = -1, .phase = Phase::kLoad};
+  testing::Put codes = load;
+  codes.meta = {{"quant", "int8_group"}, {"group_size", "16"}};
+  t.Record("layers.3.mlp.down_proj.weight.codes", "out in", {kOut, kIn}, code, codes);
+  t.Record("layers.3.mlp.down_proj.weight.scale", "out g", {kOut, 2}, scale, load);
+  const std::vector<RowRun> rows = {{a, 0, kRows, 0, false}};
+  t.Record("layers.3.mlp.act", "T f", {kRows, kIn}, x, {.rows = rows});
+  t.Record("layers.3.mlp.down", "T h", {kRows, kOut}, y, {.rows = rows});
+  return Judge(t, {"linear"});
+}
+
+TEST(QuantisedProduct, BytesReadAsAnotherTypeAreAMatterOfLayout) {
+  EXPECT_TRUE(Bytes(DType::kI8).findings.empty());
+  for (const DType used : {DType::kF8E4M3FN, DType::kF8E5M2}) {
+    const CheckResult r = Bytes(used);
+    ExpectFault(r, fault_class::kQLayout);
+    EXPECT_NE(r.findings[0].evidence[0].find(NameOf(used)), std::string::npos) << r.findings[0].evidence[0];
   }
 }
 
