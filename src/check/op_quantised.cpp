@@ -82,6 +82,29 @@ void JudgeGroupScales(Subject& s) {
               std::to_string(wrong) + " scales are not those of the largest magnitude of their group", kNone, "", 1});
 }
 
+// Of codes that are integers: how many are 2^bits away from what is due, where all others are right; 0 where some are
+// wrong otherwise.
+int64_t Wrapped(const Subject& s, const std::string& name, const Tensor& x) {
+  const auto parts = TakeApart(s, name, true);
+  if (!parts.ok() || !parts->integers || parts->rows * parts->cols != x.n()) return 0;
+  const double period = std::exp2(parts->bits);
+  int64_t wrapped = 0;
+  for (int64_t i = 0; i < x.n(); ++i) {
+    const auto at = static_cast<size_t>(i);
+    const auto row = static_cast<size_t>(i / std::max<int64_t>(x.row_size(), 1));
+    if (row < x.rows.size() && !x.rows[row].real()) continue;
+    const double scale = parts->ScaleOf(i) * parts->global;
+    const double due = x.values[at] / scale + (parts->zero.empty() ? 0 : double{parts->zero[at]});
+    const double off = double{parts->code[at]} - due;
+    // A cut code is off by what it was cut by; one that wrapped lies on the other side.
+    const bool cut = std::abs(due) > period / 2 - 2 && (parts->code[at] > 0) == (due > 0);
+    if (std::abs(off) <= 1 || cut) continue;
+    if (std::abs(std::abs(off) - period) > 1) return 0;
+    ++wrapped;
+  }
+  return wrapped;
+}
+
 // Codes times scales come back to the input within half a step of the code grid.
 // NAME.q under NAME.q_scale against NAME. The distance is relative, over all real rows, so that one saturated element
 // does not decide.
@@ -94,23 +117,39 @@ void JudgeCodes(Subject& s) {
   auto back = Dequantise(s, name, true);
   if (!back.ok()) return s.report().Missing(back.status().message(), Capture::RecordHint(name + "q_scale"));
   if (back->size() != x->n()) return;
-  const auto distance = [&](const Array& y) {
+  const auto apart = [&](const Array& y, std::span<const double> of) {
     double error = 0, total = 0;
     const int64_t width = std::max<int64_t>(x->row_size(), 1);
     for (int64_t i = 0; i < y.size(); ++i) {
       // Rows of padding hold anything.
       if (!x->rows.empty() && !x->rows[static_cast<size_t>(i / width)].real()) continue;
-      const double v = x->values[static_cast<size_t>(i)];
+      const double v = of[static_cast<size_t>(i)];
       if (!std::isfinite(v) || !std::isfinite(y[i])) continue;
       error += (v - y[i]) * (v - y[i]);
       total += v * v;
     }
     return total > 0 ? std::sqrt(error / total) : 0;
   };
+  const auto distance = [&](const Array& y) { return apart(y, x->values); };
   // Rounding to a grid of this coarseness moves a row by about a seventh of its length for four bits at the most.
   const double allowed = quant.find("fp4") != std::string::npos ? 0.3 : quant.starts_with("int8") ? 0.05 : 0.08;
   const double have = distance(*back);
   if (have <= allowed) return s.report().Right(s.info().id, have, allowed);
+  // Rows of the input read by another pitch than that of its view.
+  const Input siblings[] = {{x->info->name, x}, {s.info().name, s.tensor()}};
+  const Readings readings = OtherReadings(s, *x, siblings);
+  for (const Reading& way : readings.ways) {
+    if (apart(*back, readings.Read(way).values) > allowed) continue;
+    return ReportRule(s.capture(), s.report(), s.info(),
+                      {fault_class::kStride, "codes come back to " + x->info->name +
+                                                 " read from its storage with other strides than those of the view"});
+  }
+  if (const int64_t wrapped = Wrapped(s, name, *x); wrapped > 0) {
+    return ReportRule(s.capture(), s.report(), s.info(),
+                      {fault_class::kRange, std::to_string(wrapped) +
+                                                " codes beyond the range came out at its other end, all others are "
+                                                "right: they wrapped where they should be cut"});
+  }
   // Scales that are wrong are named by themselves; here the codes are.
   DequantVariant high;
   high.high_nibble_first = true;
