@@ -9,6 +9,7 @@
 
 #include "check/helpers.h"
 #include "check/op_cache_codes.h"
+#include "check/op_cache_older.h"
 #include "check/op_checks.h"
 #include "check/op_explain.h"
 #include "check/op_fitted.h"
@@ -491,6 +492,8 @@ void JudgeRead(Subject& s) {
   }
   if (judged == 0) return Missing(s, names[0] + " of the rows read");
   if (wrong.empty()) return s.report().Right(s.info().id);
+  if (auto why = ExplainOlderRows(s, names, wrong, cut))
+    return ReportRule(s.capture(), s.report(), s.info(), *why, wrong);
   // Whose row is it?
   const std::vector<uint64_t> have = KeyOf(s.tensor()->row(wrong[0]));
   std::vector<uint64_t> everyone = keys;

@@ -62,5 +62,38 @@ TEST(CacheReads, PoolThatNobodyFilledIsNoOtherOrderOfHeads) {
   EXPECT_NE(r.findings[0].cls, "STRIDE");
 }
 
+// Positions 2 and 3 are written as drafts in step 0 and again in step 1; step 2 gathers them. accepted: of the drafts.
+CheckResult Drafts(bool stale, int64_t accepted) {
+  SmallTrace t;
+  const uint64_t a = t.Request({1, 2});
+  const auto row = [](uint64_t seed) { return Noise(kHeads * kWidth, seed); };
+  const auto rows = [&](std::vector<uint64_t> seeds) {
+    Values out;
+    for (const uint64_t seed : seeds) {
+      const Values one = row(seed);
+      out.insert(out.end(), one.begin(), one.end());
+    }
+    return out;
+  };
+  const std::vector<int64_t> two{2, kHeads, kWidth}, four{4, kHeads, kWidth};
+  t.Record("layers.0.attn.k", "T Hkv d", four, rows({1, 2, 3, 4}), {.rows = {{a, 0, 4, 0, false}}, .step = 0});
+  t.Record<int64_t>("spec.accepted", "T", {1}, {accepted},
+                    {.rows = {{a, 0, 1, 0, false}}, .step = 0, .meta = {{"drafts", "3"}}});
+  t.Record("layers.0.attn.k", "T Hkv d", two, rows({5, 6}), {.rows = {{a, 0, 2, 2, false}}, .step = 1});
+  t.Record("layers.0.attn.k_read", "T Hkv d", four,
+           rows(stale ? std::vector<uint64_t>{1, 2, 3, 4} : std::vector<uint64_t>{1, 2, 5, 6}),
+           {.rows = {{a, 0, 4, 0, false}}, .step = 2});
+  return Judge(t, {"cache-read"});
+}
+
+TEST(CacheReads, DraftsThatWereNotAcceptedAreAMatterOfSpeculation) {
+  EXPECT_RULED_OUT(Drafts(false, 1));
+  const CheckResult r = Drafts(true, 1);
+  ASSERT_EQ(r.findings.size(), 1u);
+  EXPECT_EQ(r.findings[0].name, "layers.0.attn.k_read");
+  EXPECT_EQ(r.findings[0].cls, "SPEC");
+  EXPECT_FIRST(Drafts(true, 3), "layers.0.attn.k_read", "KV-IDENT");  // all accepted: an old row all the same
+}
+
 }  // namespace
 }  // namespace assay
