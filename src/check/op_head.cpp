@@ -11,6 +11,7 @@
 #include "base/number_text.h"
 #include "check/helpers.h"
 #include "check/op_checks.h"
+#include "check/op_embed_partial.h"
 #include "check/op_explain.h"
 #include "check/op_fitted.h"
 #include "check/op_other_weight.h"
@@ -280,6 +281,7 @@ void JudgeToken(Subject& s) {
 
 void JudgeHead(const Capture& capture, CheckReport* report) {
   constexpr std::string_view kEmbed[] = {"embed"}, kLogProbs[] = {"logprobs"};
+  JudgeEmbedParts(capture, report);
   const Chosen chosen = ChosenTokens(capture);
   JudgeStems(capture, report, kEmbed, [&](Subject& s) { JudgeEmbed(s, chosen); });
   JudgeStems(capture, report, kLogProbs, JudgeLogProbs);
