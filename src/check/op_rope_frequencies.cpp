@@ -45,6 +45,9 @@ std::vector<Formula> OtherValues(const RopeSpec& declared) {
   for (double n = 1024; n <= 262144; n *= 2) lengths.push_back(n);
   for (const double n : lengths)
     add("original_max_position", n, declared.original_max_position, [&](RopeSpec& s) { s.original_max_position = n; });
+  Formula plain{declared, "fits linear scaling in place of rope.type=" + std::string(yarn ? "yarn" : "llama3")};
+  plain.spec.scaling = RopeScaling::kLinear;
+  out.push_back(std::move(plain));
   if (yarn) {
     Formula swapped{declared, "fits a ramp with rope.beta_fast and rope.beta_slow exchanged"};
     std::swap(swapped.spec.beta_fast, swapped.spec.beta_slow);

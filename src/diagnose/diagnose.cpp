@@ -29,7 +29,14 @@ bool IsEarlier(const Capture& capture, const FirstBad& a, const FirstBad& b) {
 bool IsOwnFault(const Trace& trusted, const Capture& capture, const Diagnosis& d, const DiffResult& diff) {
   if (d.findings.empty()) return false;
   const FirstBad& own = d.findings[0];
-  const FirstBad& parted = diff.findings[0];
+  FirstBad parted = diff.findings[0];
+  // Rows read from a cache are recorded in every step, and the comparison knows them by their positions: the step of
+  // the first of them says nothing of the one that was wrong.
+  if (parted.name.ends_with("_read")) {
+    const auto same = [&](const FirstBad& f) { return f.name == parted.name; };
+    const auto seen = std::find_if(d.findings.begin(), d.findings.end(), same);
+    if (seen != d.findings.end()) parted.step = std::max(parted.step, seen->step);
+  }
   const auto compared = [&](const SiteComparison& site) { return site.rows > 0 && site.name == own.name; };
   if (CallOf(own.name) == CallOf(parted.name) || !IsEarlier(capture, own, parted) ||
       std::any_of(diff.sites.begin(), diff.sites.end(), compared)) {

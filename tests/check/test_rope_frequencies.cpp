@@ -88,6 +88,17 @@ TEST(RopeFrequencies, ExchangedEndsOfTheRampAreNamed) {
   EXPECT_FIRST(r, "layers.0.attn.q", "ROPE-FORM");
   EXPECT_NE(Said(r).find("exchanged"), std::string::npos) << Said(r);
 }
+TEST(RopeFrequencies, AnotherScalingThanTheDeclaredOneIsNamed) {
+  const auto f = oracle::MakeFrequencies(Yarn());
+  const CheckResult r = Rotated(
+      kYarn,
+      [](int64_t p, int64_t i) {
+        return static_cast<double>(p) / 4 * std::pow(10000.0, -2.0 * static_cast<double>(i) / kSize);
+      },
+      f->magnitude);
+  EXPECT_FIRST(r, "layers.0.attn.q", "ROPE-FORM");
+  EXPECT_NE(Said(r).find("linear"), std::string::npos) << Said(r);
+}
 TEST(RopeFrequencies, BaseOfNoModelIsSolvedFor) {
   RopeSpec used;
   used.dim = kSize;
