@@ -16,6 +16,8 @@ void JudgeDispatched(op::Subject& dispatched);
 // One of the experts' two products, of the rows in `input_stem` through `weight_stem` (gate_up_proj, down_proj). Rows
 // come sorted by expert [rows, in], padded to a capacity [E, C, in], or one a choice [T, k, in].
 void JudgeExpertProduct(op::Subject& product, std::string_view input_stem, std::string_view weight_stem);
+// moe.shared (or this rank's partial one) from post_norm and the weights of mlp.shared_experts or mlp.shared_expert.
+void JudgeSharedExpert(op::Subject& shared);
 // On given operands, for results at names of their own. Ids [T, k] against logits [T, E]; bias of the choice, or null.
 void JudgeChoice(op::Subject& ids, const TensorPtr& logits, const TensorPtr& bias);
 // Weights [T, k] of the chosen ids.

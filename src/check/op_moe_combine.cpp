@@ -101,6 +101,8 @@ void JudgeExperts(const Capture& capture, CheckReport* report) {
   each("mlp.act", [](Subject& s) { JudgeActivation(s, false); });
   each("moe.expert_out", [](Subject& s) { JudgeExpertProduct(s, "moe.act", "down_proj"); });
   each("moe.routed", JudgeRouted);
+  each("moe.shared", JudgeSharedExpert);
+  each("moe.shared.partial", JudgeSharedExpert);
 }
 
 }  // namespace assay::check

@@ -41,7 +41,7 @@ constexpr std::array kOperations = {
     Operation("router", h::kMoe, "experts and their weights follow from the router's logits",
               "moe.router_logits, moe.topk_ids, moe.topk_weights", JudgeRouter),
     Operation("experts", h::kMoe, "rows are sent, multiplied, activated and combined as the router chose",
-              "moe.dispatched, moe.gate_up, moe.act, moe.expert_out, moe.routed and the experts' weights",
+              "moe.dispatched, moe.gate_up, moe.act, moe.expert_out, moe.routed, moe.shared and the experts' weights",
               JudgeExperts),
     Operation("norms", h::kNorm, "normed rows follow from the stream and the weights",
               "the residual stream, input_norm, post_norm, final_norm and the weights of the norms", JudgeNorms),

@@ -17,6 +17,7 @@ namespace {
 
 using testing::Judge;
 using testing::Noise;
+using testing::Put;
 using testing::SmallTrace;
 
 // The finding stands at a hypothesis of its own class; only name and class are asked for.
@@ -271,6 +272,57 @@ TEST(CheckExperts, OneScaleOffInAllExpertsIsNamed) {
   ExpectNamed(Quantised(
                   Codes::kApart, [](int e) { return e; }, 1.75f),
               "layers.0.moe.gate_up", "Q-SCALE");
+}
+
+// ---- the shared expert ----
+
+// factor: of the result; swapped: the activation is on up; gated: a sigmoid of the rows multiplies the result.
+CheckResult SharedExpert(float factor, bool swapped = false, bool gated = false, bool gate_recorded = true) {
+  const Mixture m;
+  SmallTrace t;
+  const Values gate = Noise(kHalf * kIn, 21), up = Noise(kHalf * kIn, 22), down = Noise(kIn * kHalf, 23),
+               scalar = Noise(kIn, 24);
+  const Put load{.phase = Phase::kLoad};
+  t.Record("layers.0.mlp.shared_expert.gate_proj.weight", "f h", {kHalf, kIn}, gate, load);
+  t.Record("layers.0.mlp.shared_expert.up_proj.weight", "f h", {kHalf, kIn}, up, load);
+  t.Record("layers.0.mlp.shared_expert.down_proj.weight", "h f", {kIn, kHalf}, down, load);
+  if (gated && gate_recorded) t.Record("layers.0.mlp.shared_expert_gate.weight", "1 h", {1, kIn}, scalar, load);
+  const std::vector<RowRun> run = {{t.Request(std::vector<int64_t>(kTokens, 5)), 0, kTokens, 0, false}};
+  t.Record("layers.0.post_norm", "T h", {kTokens, kIn}, m.post_norm, {.rows = run});
+  const auto dot = [&](const Values& w, int row, const float* x, int n) {
+    double sum = 0;
+    for (int c = 0; c < n; ++c) sum += double{w[static_cast<size_t>(row * n + c)]} * double{x[c]};
+    return static_cast<float>(sum);
+  };
+  Values out;
+  for (int r = 0; r < kTokens; ++r) {
+    const float* x = m.post_norm.data() + r * kIn;
+    float middle[kHalf];
+    for (int j = 0; j < kHalf; ++j) {
+      const float a = dot(swapped ? up : gate, j, x, kIn), b = dot(swapped ? gate : up, j, x, kIn);
+      middle[j] = a / (1 + std::exp(-a)) * b;
+    }
+    const float weight = gated ? 1 / (1 + std::exp(-dot(scalar, 0, x, kIn))) : 1;
+    for (int c = 0; c < kIn; ++c) out.push_back(factor * weight * dot(down, c, middle, kHalf));
+  }
+  t.Record("layers.0.moe.shared", "T h", {kTokens, kIn}, out, {.rows = run});
+  return Judge(t, {"experts"});
+}
+
+TEST(CheckExperts, SharedExpertOfItsWeightsIsRuledOut) {
+  EXPECT_RULED_OUT(SharedExpert(1));
+  EXPECT_RULED_OUT(SharedExpert(1, false, true));
+}
+TEST(CheckExperts, ConstantOnTheSharedExpertIsNamed) {
+  const CheckResult r = SharedExpert(1.01f);
+  ExpectNamed(r, "layers.0.moe.shared", "SCALE");
+  EXPECT_NEAR(r.findings[0].constant_value, 1.01, 1e-3);
+}
+TEST(CheckExperts, UpInPlaceOfGateOfTheSharedExpertIsNamed) {
+  ExpectNamed(SharedExpert(1, true), "layers.0.moe.shared", "MOE-LAYOUT");
+}
+TEST(CheckExperts, GateOfTheSharedExpertThatWasNotRecordedIsNotTestable) {
+  EXPECT_TRUE(SharedExpert(1, false, true, false).findings.empty());
 }
 
 // ---- the choice ----
