@@ -174,9 +174,16 @@ class Comparer {
     return nullptr;
   }
 
+  // How many ranks recorded the row.
+  static int64_t Ranks(std::span<const StoredRow> copies) {
+    return std::count_if(copies.begin(), copies.end(),
+                         [&](const StoredRow& own) { return OfRank(copies, own.rank) == &own; });
+  }
+
   // Rank by rank; a rank that one side lacks is held against the other side's first. Partial sums of other ranks are
-  // other quantities.
+  // other quantities, and so are those of a run over another number of ranks.
   static void AddCopies(std::span<const StoredRow> a, std::span<const StoredRow> b, bool partial, Accumulator* sum) {
+    if (partial && Ranks(a) != Ranks(b)) return;
     for (const StoredRow& own : b) {
       if (OfRank(b, own.rank) != &own) continue;
       const StoredRow* other = OfRank(a, own.rank);

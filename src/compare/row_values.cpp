@@ -194,12 +194,15 @@ class RowReader {
       Part sum = parts_[i];
       if (only_rank_ < 0 && partial_) {
         complete = end - i == ranks_needed;
-        // Squares of a sum do not add; the sketch gives an unbiased estimate.
         for (size_t j = i + 1; j < end; ++j) AddTo(&sum, parts_[j]);
         if (end - i > 1) {
+          // Squares of a sum do not add; the sketch gives an unbiased estimate, which reads far too low now and then.
+          // The parts' own squares are what each part's rounding is relative to.
           const double* sketch = Sketch(sum);
-          sum.value.sum_sq = 0;
-          for (int k = 0; k < SketchSize(); ++k) sum.value.sum_sq += sketch[k] * sketch[k];
+          double estimate = 0;
+          for (int k = 0; k < SketchSize(); ++k) estimate += sketch[k] * sketch[k];
+          sum.value.sum_sq = std::max(sum.value.sum_sq, estimate);
+          sum.value.estimated = true;
           sum.value.digest_whole = false;
         }
       }

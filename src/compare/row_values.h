@@ -21,6 +21,7 @@ struct RowValue {
   int16_t deviating_rank = -1;  // replicas: a rank whose value differs from the first rank's
   float deviation = 0;          // … and by how much (L2)
   double sum_sq = 0;            // of the finite elements, in all shards together
+  bool estimated = false;       // sum_sq is no exact one: of several ranks' partial results added up
   double sketch[kRowSketchSize] = {0, 0, 0, 0};
 };
 

@@ -121,7 +121,9 @@ void CellReader::AddCell(uint32_t request, size_t i, size_t j, size_t* hint, Sit
     return;
   }
   Cell cell;
-  cell.norm = static_cast<float>(std::sqrt(std::max(a.sum_sq, b.sum_sq)));
+  // Where partial results of one rank, the whole, meet the sum of several ranks', only the former's norm is exact.
+  const double norm_sq = a.estimated == b.estimated ? std::max(a.sum_sq, b.sum_sq) : a.estimated ? b.sum_sq : a.sum_sq;
+  cell.norm = static_cast<float>(std::sqrt(norm_sq));
   cell.nonfinite_differs = a.nonfinite != b.nonfinite;
   cell.state = CellState::kOk;
   // Digests are of bits, so they only speak for equal types; a cut one does not speak for the whole row.
@@ -144,8 +146,10 @@ void CellReader::AddCell(uint32_t request, size_t i, size_t j, size_t* hint, Sit
   }
   if (!equal) {
     // The norms' difference is a lower bound, all there is without a sketch; a differing digest of equal figures
-    // stays visible.
-    cell.diff = std::max(cell.diff, static_cast<float>(std::fabs(std::sqrt(a.sum_sq) - std::sqrt(b.sum_sq))));
+    // stays visible. Of sums over ranks the sketch alone speaks.
+    if (!a.estimated && !b.estimated) {
+      cell.diff = std::max(cell.diff, static_cast<float>(std::fabs(std::sqrt(a.sum_sq) - std::sqrt(b.sum_sq))));
+    }
     if (cell.diff == 0 && same_dtype_ && a.digest != b.digest) cell.diff = std::numeric_limits<float>::min();
     if (cell.diff > 0) out->any_difference = true;
   }

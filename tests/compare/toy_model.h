@@ -36,10 +36,11 @@ struct ToyOptions {
   std::vector<std::vector<int64_t>> prompts = {{3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8}, {2, 7, 1, 8, 2, 8, 1, 8}};
   int64_t chunk = 0;  // prefill rows a step; 0: the whole prompt
   int decode_steps = 4;
-  bool backwards = false;  // sums run from the other end: another rounding, same value
-  bool bf16 = false;       // every tensor is rounded to bf16
-  int ranks = 1;           // heads are recorded as that many shards, o_proj and mlp.down as partial sums
-  int first_rank = 0;      // others of a larger run recorded nothing
+  bool backwards = false;       // sums run from the other end: another rounding, same value
+  bool bf16 = false;            // every tensor is rounded to bf16
+  int ranks = 1;                // heads are recorded as that many shards, o_proj and mlp.down as partial sums
+  bool partial_of_one = false;  // a rank alone records its products as partial sums too
+  int first_rank = 0;           // others of a larger run recorded nothing
   int key_shards = 0;  // heads of attn.k*, and a weight of layer 0's, are recorded as that many shards, each by ranks /
                        // key_shards ranks
   bool row_grid = true;
@@ -200,7 +201,7 @@ class ToyModel {
 
   // A projection whose input columns are split over the ranks: partial results, then their sum.
   Matrix Reduced(const std::string& site, const Matrix& x, const std::string& weight) {
-    if (options_.ranks == 1) return See(site, "T h", Linear(x, weight));
+    if (options_.ranks == 1 && !options_.partial_of_one) return See(site, "T h", Linear(x, weight));
     const int64_t k = weights_.at(weight).rows, each = k / options_.ranks;
     Matrix sum;
     for (int32_t rank = 0; rank < options_.ranks; ++rank) {
