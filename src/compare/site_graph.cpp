@@ -115,8 +115,9 @@ class GraphBuilder {
       const int64_t common = attends ? Common(FormatSiteName(site.parsed.layer, read)) : -1;
       if (common >= 0) node.edges.push_back({static_cast<uint32_t>(common), true, model.gain});
     }
-    if (const BeyondSite* beyond = FindBeyond(site.parsed.stem)) AddBeyond(site.parsed.layer, *beyond, &node);
-    node.inputs_known = !node.edges.empty();
+    const BeyondSite* beyond = partial < 0 ? FindBeyond(site.parsed.stem) : nullptr;  // parts add up to it, alone
+    if (beyond != nullptr) AddBeyond(site.parsed.layer, *beyond, &node);
+    node.inputs_known = KnowsInputs(node);
     node.margin_site = Common(site.name + ".margin");
   }
 
@@ -130,6 +131,31 @@ class GraphBuilder {
                                      [&](const GraphEdge& edge) { return edge.site == common; });
       if (common >= 0 && !known) node->edges.push_back({static_cast<uint32_t>(common), false, gain});
     }
+  }
+
+  // Adds the input itself, or what stands behind it. False: it was bridged.
+  bool AddInput(const std::string& name, bool context, Ancestors* out) {
+    const int64_t common = Common(name);
+    if (common >= 0) {
+      Add({static_cast<uint32_t>(common), context, 1}, out);
+      return true;
+    }
+    const Ancestors& behind = Bridge(name);
+    for (GraphEdge edge : behind.edges) {
+      edge.context |= context;
+      Add(edge, out);
+    }
+    out->roundings = std::min(out->roundings + behind.roundings, kMaxRoundings);
+    out->contracts |= behind.contracts;
+    return false;
+  }
+
+  // A choice says which rows an operation took, nothing of what is in them.
+  bool KnowsInputs(const GraphNode& node) const {
+    return std::any_of(node.edges.begin(), node.edges.end(), [&](const GraphEdge& edge) {
+      const SiteOp op = graph_.nodes[edge.site].op;
+      return op != SiteOp::kSelect && op != SiteOp::kArgmax;
+    });
   }
 
   // Rows sorted by expert, and what is made of them. False: it is no such site.
@@ -147,7 +173,8 @@ class GraphBuilder {
     for (const GraphEdge& edge : inputs.edges) {
       node.edges.push_back({edge.site, edge.context, std::min(edge.gain * model.gain, SiteGraph::kMaxGain)});
     }
-    node.inputs_known = !node.edges.empty();
+    const bool choice_alone = beyond->inputs.find(',') == std::string_view::npos;  // counts of it
+    node.inputs_known = choice_alone ? !node.edges.empty() : KnowsInputs(node);
     return true;
   }
 
@@ -157,16 +184,9 @@ class GraphBuilder {
     const auto alternatives = ParseSiteInputs(beyond.inputs);
     for (const SiteInput& input : alternatives.front()) {
       const std::string name = FormatSiteName(layer, input.name);
-      if (const int64_t common = Common(name); common >= 0) {
-        Add({static_cast<uint32_t>(common), false, 1}, &out);
-        continue;
-      }
       const SiteDef* def = ParseSiteName(name).def;
-      if (def != nullptr && def->op == SiteOp::kSelect) continue;
-      const Ancestors& behind = Bridge(name);
-      for (const GraphEdge& edge : behind.edges) Add(edge, &out);
-      out.roundings = std::min(out.roundings + behind.roundings, kMaxRoundings);
-      out.contracts |= behind.contracts;
+      if (Common(name) < 0 && def != nullptr && def->op == SiteOp::kSelect) continue;
+      AddInput(name, false, &out);
     }
     return out;
   }
@@ -283,19 +303,7 @@ class GraphBuilder {
       if (alternatives.empty()) continue;
       for (const SiteInput& input : Choose(layer, alternatives)) {
         for (const std::string& name : Expand(layer, input.name)) {
-          const int64_t common = Common(name);
-          if (common >= 0) {
-            Add({static_cast<uint32_t>(common), input.context, 1}, &out);
-          } else {
-            *direct = false;
-            const Ancestors& behind = Bridge(name);
-            for (GraphEdge edge : behind.edges) {
-              edge.context |= input.context;
-              Add(edge, &out);
-            }
-            out.roundings = std::min(out.roundings + behind.roundings, kMaxRoundings);
-            out.contracts |= behind.contracts;
-          }
+          if (!AddInput(name, input.context, &out)) *direct = false;
         }
       }
     }

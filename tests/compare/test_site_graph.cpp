@@ -106,6 +106,28 @@ TEST(SiteGraph, SumOverRanksReadsItsPartialResults) {
   EXPECT_EQ(g.nodes[f.number("layers.0.attn.o_proj")].op, SiteOp::kReduce);
 }
 
+// Weights of the choice are an input of each part, and no addend of their sum.
+TEST(SiteGraph, SumOfExpertsOverRanksReadsItsPartialResultsAlone) {
+  Fixture f({"layers.0.post_norm", "layers.0.moe.topk_ids", "layers.0.moe.topk_weights", "layers.0.moe.expert_out",
+             "layers.0.moe.routed.partial", "layers.0.moe.routed"});
+  const SiteGraph g = f.graph();
+  EXPECT_EQ(f.inputs(g, "layers.0.moe.routed"), Names{"layers.0.moe.routed.partial"});
+  EXPECT_EQ(f.inputs(g, "layers.0.moe.routed.partial").count("layers.0.moe.topk_weights"), 1u);
+}
+
+TEST(SiteGraph, SortedRowsReachWhatIsBehindANormThatWasNotRecorded) {
+  Fixture f({"layers.0.out", "layers.1.attn.o_proj", "layers.1.moe.topk_ids", "layers.1.moe.gate_up"},
+            {"layers.1.post_norm", "layers.1.moe.dispatched"});
+  const SiteGraph g = f.graph();
+  EXPECT_EQ(f.inputs(g, "layers.1.moe.gate_up"),
+            (Names{"layers.0.out", "layers.1.attn.o_proj", "layers.1.moe.topk_ids"}));
+  EXPECT_TRUE(g.nodes[f.number("layers.1.moe.gate_up")].inputs_known);
+  Fixture choice({"layers.1.moe.topk_ids", "layers.1.moe.dispatched"});
+  EXPECT_FALSE(choice.graph().nodes[choice.number("layers.1.moe.dispatched")].inputs_known);
+  Fixture counts({"layers.1.moe.topk_ids", "layers.1.moe.expert_counts"});
+  EXPECT_TRUE(counts.graph().nodes[counts.number("layers.1.moe.expert_counts")].inputs_known);
+}
+
 // layers.2.out has no common ancestor: it is where the comparison begins.
 TEST(SiteGraph, MissingLayersReachTheNearestOneBelow) {
   Fixture f({"layers.2.out", "layers.7.input_norm", "final_norm"});

@@ -26,10 +26,10 @@ struct MoeRun {
   std::vector<std::vector<float>> hidden;                                   // a step: [rows, kHidden]
   std::vector<std::vector<int64_t>> chosen;                                 // a step: [rows, kChosen]
   std::vector<float> gate_up = std::vector<float>(kHidden * 2 * kExperts);  // two columns an expert
-  double act_scale = 1;
-  std::string enters = "post_norm";  // site that the hidden rows are recorded as
-  bool dispatched =
-      true;  // recorded                                                     // a fault: what moe.act is multiplied by
+  double act_scale = 1;                                                     // a fault: what moe.act is multiplied by
+  std::string enters = "post_norm";  // site that the hidden rows are recorded as; empty: not recorded
+  bool dispatched = true;            // recorded
+  float dispatched_scale = 1;        // a fault: what moe.dispatched is multiplied by
 };
 
 MoeRun TwoSteps() {
@@ -106,7 +106,9 @@ class StepRowsTest : public ::testing::Test {
       const auto rows = static_cast<int64_t>(run.hidden[step].size()) / kHidden;
       const auto number = static_cast<int64_t>(step);
       const RowRun where{77, 0, rows, number * kRows, false};
-      Put(recorder.get(), run.enters, run.hidden[step].data(), DType::kF32, rows, kHidden, number, &where);
+      if (!run.enters.empty()) {
+        Put(recorder.get(), run.enters, run.hidden[step].data(), DType::kF32, rows, kHidden, number, &where);
+      }
       Put(recorder.get(), "moe.topk_ids", run.chosen[step].data(), DType::kI64, rows, kChosen, number, &where);
       std::vector<float> sorted, first;
       for (int64_t expert = 0; expert < kExperts; ++expert) {
@@ -130,8 +132,10 @@ class StepRowsTest : public ::testing::Test {
                                          double{first[i + 1]}));
       }
       const auto n = static_cast<int64_t>(sorted.size()) / kHidden;
-      if (run.dispatched)
+      for (float& x : sorted) x *= run.dispatched_scale;
+      if (run.dispatched) {
         Put(recorder.get(), "moe.dispatched", sorted.data(), DType::kF32, n, kHidden, number, nullptr, "R h");
+      }
       Put(recorder.get(), "moe.gate_up", first.data(), DType::kF32, n, 2, number, nullptr, "R 2f");
       Put(recorder.get(), "moe.act", act.data(), DType::kF32, n, 1, number, nullptr, "R f");
     }
@@ -178,6 +182,28 @@ TEST_F(StepRowsTest, WrongActivationIsNamedBehindRowsThatAgree) {
   ASSERT_EQ(result.verdict, Verdict::kFault) << result.summary;
   EXPECT_EQ(result.findings[0].name, "layers.3.moe.act");
   EXPECT_EQ(result.findings.size(), 1u);
+}
+
+// The norm lies between what was recorded and the sorted rows: their difference comes through it, or from nowhere
+// known.
+TEST_F(StepRowsTest, RowsWhoseOriginWasNotRecordedMayDifferAsWhatIsBeforeThem) {
+  for (const char* site : {"attn.o_proj", ""}) {
+    MoeRun run = TwoSteps();
+    run.enters = site;
+    EXPECT_EQ(Compare(run, Disturbed(run, 4e-7f)).verdict, Verdict::kNoise) << site;
+  }
+}
+
+TEST_F(StepRowsTest, WrongSortedRowsAreNamedWhereTheirOriginWasNotRecorded) {
+  for (const char* site : {"attn.o_proj", ""}) {
+    MoeRun run = TwoSteps();
+    run.enters = site;
+    MoeRun wrong = Disturbed(run, 4e-7f);
+    wrong.dispatched_scale = 1.01f;
+    const DiffResult result = Compare(run, wrong);
+    ASSERT_EQ(result.verdict, Verdict::kFault) << result.summary;
+    EXPECT_EQ(result.findings[0].name, "layers.3.moe.dispatched");
+  }
 }
 
 // From step 1 on the runs hold other numbers of rows: the k-th recordings are no longer of the same rows.
