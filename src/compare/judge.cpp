@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <map>
 
+#include "compare/measured_floor.h"
 #include "compare/other_tokens.h"
 #include "compare/row_inputs.h"
 
@@ -43,10 +44,14 @@ std::string Format(const char* format, double x) {
 // last reader, so memory follows the widest stretch of the graph and not its length.
 class Judge {
  public:
-  Judge(const JointIndex& index, const SiteGraph& graph, const JudgeOptions& options)
+  // floors: one a site, or null: bounds hold as they are.
+  Judge(const JointIndex& index, const SiteGraph& graph, const JudgeOptions& options,
+        const std::vector<MeasuredFloor>* floors)
       : index_(index),
         graph_(graph),
         options_(options),
+        floors_(floors),
+        site_ratios_(index.sites.size()),
         reader_(index),
         judged_(index.sites.size()),
         inputs_(index, graph, judged_),
@@ -83,6 +88,9 @@ class Judge {
     }
     return std::move(result_);
   }
+
+  // One a site; of no use before Run.
+  const std::vector<SiteRatios>& ratios() const { return site_ratios_; }
 
  private:
   // --- values -------------------------------------------------------------------------------------------------
@@ -159,7 +167,8 @@ class Judge {
     const double typical_gain = TypicalGain(s);
     const bool log_scale = index_.sites[s].parsed.stem.ends_with("lse");
     ratios_.clear();
-    ratio_rows_.clear();
+    const MeasuredFloor floor = floors_ != nullptr ? (*floors_)[s] : MeasuredFloor();
+    const bool may_have_floor = MayHaveFloor(node);
 
     inputs_.BeginSite(s);
     uint32_t request = ~uint32_t{0};
@@ -202,7 +211,15 @@ class Judge {
         // Without the sketch's spread: what JudgeMajority holds the median of all rows against.
         const double limit = in.condition * (noise_ + growth);
         worst_condition_ = std::max(worst_condition_, in.condition);
-        const double bound = tolerance >= 0 ? tolerance : spread * limit + kStored;
+        double bound = tolerance >= 0 ? tolerance : spread * limit + kStored;
+        const bool wide = tolerance < 0 && bound > kWideBound && may_have_floor && in.condition_known &&
+                          in.condition <= kSharp && in.measured <= kAlikeInputs && !in.bad;
+        if (tolerance < 0 && bound >= 1 && !in.bad) ++(wide ? site_ratios_[s].vacuous : site_ratios_[s].blind);
+        if (wide && floor.known) {
+          const double lowered = std::max(kVisibleRow, kRowsOverFloor * floor.row * limit);
+          lowered_ |= lowered < bound;
+          bound = std::min(bound, lowered);
+        }
         const double relative = size > 0 ? cell.diff / size : 0;
         RootReason reason = RootReason::kBound;
         bool wrong = relative > bound;
@@ -224,8 +241,7 @@ class Judge {
         }
         Keep(row, wrong, in, reason, shown, shown_bound, &cell);
         if (!wrong && !in.bad && tolerance < 0 && limit > 0) {
-          ratios_.push_back(static_cast<float>((relative - kStored) / limit));
-          ratio_rows_.push_back(row);
+          ratios_.push_back({static_cast<float>((relative - kStored) / limit), static_cast<float>(limit), row, wide});
         }
       }
     }
@@ -344,23 +360,45 @@ class Judge {
   // A difference that each row alone could owe to the sketch's spread, but that most rows have, is none.
   void JudgeMajority(uint32_t s) {
     std::vector<Cell>& cells = judged_[s].cells;
-    for (bool decode : {false, true}) {
-      std::vector<float> ratios;
-      for (size_t i = 0; i < ratios_.size(); ++i) {
-        if (cells[ratio_rows_[i]].decode == decode) ratios.push_back(ratios_[i]);
+    SiteRatios& figures = site_ratios_[s];
+    figures.rows = ratios_.size();
+    for (const RowRatio& r : ratios_) {
+      figures.worst = std::max<double>(figures.worst, r.ratio);
+      if (r.wide && r.ratio * r.limit > kVisibleRow) {
+        figures.worst_visible = std::max<double>(figures.worst_visible, r.ratio);
+      }
+    }
+    for (int decode : {0, 1}) {
+      std::vector<float> ratios, differences;
+      size_t wide = 0;
+      for (const RowRatio& r : ratios_) {
+        if (cells[r.row].decode != (decode == 1)) continue;
+        ratios.push_back(r.ratio);
+        differences.push_back(r.ratio * r.limit);
+        wide += r.wide;
       }
       if (ratios.size() < kMajorityRows) continue;
       // n rows together have 4 n buckets. Of nearly normal ratios the median is 2 / pi as efficient as the mean, which
       // leaves 2.5 n; 2 n is on the safe side.
-      const double factor = SpreadAbove(static_cast<int>(std::min<size_t>(ratios.size() * 2, 512)),
-                                        options_.false_alarm / static_cast<double>(index_.sites.size()));
-      if (Median(&ratios) <= factor) continue;
-      for (size_t i = 0; i < ratios_.size(); ++i) {
-        Cell& cell = cells[ratio_rows_[i]];
-        if (cell.decode != decode || !(ratios_[i] > 1)) continue;
+      double factor = SpreadAbove(static_cast<int>(std::min<size_t>(ratios.size() * 2, 512)),
+                                  options_.false_alarm / static_cast<double>(index_.sites.size()));
+      const double median = Median(&ratios);
+      figures.median[decode] = median;
+      if (wide * 2 > ratios.size() && Median(&differences) > kVisibleMedian) {
+        figures.median_visible[decode] = median;
+        const double floor = floors_ != nullptr ? (*floors_)[s].median[decode] : 0;
+        if (floor > 0 && kMedianOverFloor * floor < factor) {
+          factor = kMedianOverFloor * floor;
+          lowered_ = true;
+        }
+      }
+      if (median <= factor) continue;
+      for (const RowRatio& r : ratios_) {
+        Cell& cell = cells[r.row];
+        if (cell.decode != (decode == 1) || !(r.ratio > std::min(factor, 1.0))) continue;
         cell.state = CellState::kRoot;
         ++outcome_.comparison.rows_bad;
-        AddRoot(ratio_rows_[i], RootReason::kMajority, cell.relative(), cell.relative() / ratios_[i] * factor,
+        AddRoot(r.row, RootReason::kMajority, cell.relative(), cell.relative() / r.ratio * factor,
                 outcome_.comparison.rel_l2_in);
       }
       std::sort(outcome_.roots.begin(), outcome_.roots.end());
@@ -371,9 +409,7 @@ class Judge {
   void KeepOutput(uint32_t s) {
     output_.site = s;
     output_.rows.clear();
-    for (size_t i = 0; i < ratios_.size(); ++i) {
-      output_.rows[ratio_rows_[i]] = {ratios_[i], judged_[s].cells[ratio_rows_[i]].relative()};
-    }
+    for (const RowRatio& r : ratios_) output_.rows[r.row] = {r.ratio, judged_[s].cells[r.row].relative()};
   }
 
   // A kernel that writes a wrong log-sum-exp has wrong scores, or writes a wrong one of right scores. In the first case
@@ -444,6 +480,12 @@ class Judge {
     return noise;
   }
 
+  std::string LoweredBy(uint32_t s) const {
+    return Format("%g x ", kRowsOverFloor) + Format("%.1e a row, ", (*floors_)[s].row) +
+           Format("%g x ", kMedianOverFloor) +
+           Format("%.1e in most", std::max((*floors_)[s].median[0], (*floors_)[s].median[1]));
+  }
+
   // Terms of attention's sums, at most.
   int64_t LongestRequest() const {
     int64_t longest = 1;
@@ -487,6 +529,7 @@ class Judge {
       if (!node.edges.empty()) outcome_.basis += " x gain " + Format("%.0f", node.edges[0].gain);
       if (worst_condition_ > 1) outcome_.basis += ", x condition up to " + Format("%.1f", worst_condition_);
       outcome_.basis += ", x sketch spread " + Format("%.2f", by_rows_ ? spread4_ : spread64_);
+      if (lowered_) outcome_.basis += ", lowered to what other layers show of it, " + LoweredBy(s);
     }
     if (norm_a_ > 0 && norm_b_ > 0) outcome_.comparison.cosine = dot_ / std::sqrt(norm_a_ * norm_b_);
     result_.all_equal &= !outcome_.any_difference;
@@ -497,12 +540,15 @@ class Judge {
     worst_ratio_ = -1;
     root_ratio_ = -1;
     worst_condition_ = 1;
+    lowered_ = false;
     result_.sites.push_back(std::move(outcome_));
   }
 
   const JointIndex& index_;
   const SiteGraph& graph_;
   const JudgeOptions& options_;
+  const std::vector<MeasuredFloor>* floors_;
+  std::vector<SiteRatios> site_ratios_;
   CellReader reader_;
   Judgement result_;
   std::vector<JudgedSite> judged_;
@@ -520,8 +566,8 @@ class Judge {
   double dot_ = 0, norm_a_ = 0, norm_b_ = 0;
   double worst_ratio_ = -1, root_ratio_ = -1;
   double worst_condition_ = 1;
-  std::vector<float> ratios_;  // of rows within their bounds: difference / bound without spread
-  std::vector<uint32_t> ratio_rows_;
+  std::vector<RowRatio> ratios_;  // of rows within their bounds
+  bool lowered_ = false;          // a bound by the measured floor
 
   // The attention output judged last: rows within their bounds, with what ratios_ holds of them and their relative
   // difference.
@@ -535,10 +581,39 @@ class Judge {
   } output_;
 };
 
+// Most of whose rows have a bound above themselves, and no other layer to be held against.
+void NoteNotJudged(const std::vector<SiteRatios>& ratios, const std::vector<MeasuredFloor>& floors, Judgement* out) {
+  constexpr size_t kNamed = 8;
+  std::string names;
+  size_t count = 0;
+  for (SiteOutcome& outcome : out->sites) {
+    const SiteRatios& r = ratios[outcome.site];
+    const uint64_t open = r.blind + (floors[outcome.site].known ? 0 : r.vacuous);
+    if (open * 2 <= outcome.comparison.rows - outcome.comparison.rows_set_aside) continue;
+    outcome.comparison.note = "not judged: bound above the signal";
+    if (++count <= kNamed) names += (count > 1 ? ", " : "") + outcome.comparison.name;
+  }
+  if (count == 0) return;
+  out->coverage.notes.push_back(std::to_string(count) + " sites not judged, their bounds are above the signal: " +
+                                names + (count > kNamed ? ", …" : ""));
+}
+
 }  // namespace
 
+// Other layers are known when all have been gone through; a second pass is needed only where one stands out.
 Judgement JudgeAll(const JointIndex& index, const SiteGraph& graph, const JudgeOptions& options) {
-  return Judge(index, graph, options).Run();
+  Judge first(index, graph, options, nullptr);
+  Judgement result = first.Run();
+  const std::vector<MeasuredFloor> floors = MeasureFloors(index, graph, first.ratios());
+  for (size_t s = 0; s < floors.size(); ++s) {
+    if (!Exceeds(first.ratios()[s], floors[s])) continue;
+    Judge second(index, graph, options, &floors);
+    result = second.Run();
+    NoteNotJudged(second.ratios(), floors, &result);
+    return result;
+  }
+  NoteNotJudged(first.ratios(), floors, &result);
+  return result;
 }
 
 }  // namespace assay

@@ -84,22 +84,25 @@ InputState RowInputs::Of(uint32_t row, const Cell& out) const {
       AddDifference(rounding, rounding, 0, edge.gain, &in);
     }
   }
-  in.condition = Condition(row);
+  SetCondition(row, &in);
   return in;
 }
 
 // The queries are an input of the same row, the keys of all earlier rows; bridged operations keep both. 1 when one of
 // them is not known.
-double RowInputs::Condition(uint32_t row) const {
+void RowInputs::SetCondition(uint32_t row, InputState* in) const {
   const GraphNode& node = graph_.nodes[site_];
+  bool context = false;
   double query = 0, key = 0;
   for (size_t e = 0; e < node.edges.size(); ++e) {
     const GraphEdge& edge = node.edges[e];
     const std::string_view stem = index_.sites[edge.site].parsed.stem;
+    context |= edge.context;
     if (edge.context && stem.substr(0, 6) == "attn.k") key = std::max(key, contexts_[e].rms);
     if (!edge.context && stem.substr(0, 6) == "attn.q") query = std::max(query, Rms(judged_[edge.site], row));
   }
-  return AttentionCondition(query, key);
+  in->condition = AttentionCondition(query, key);
+  in->condition_known = !context || (query > 0 && key > 0);
 }
 
 // Rows that one side read back from a rounded cache and the other had at hand differ by the cache's rounding.

@@ -26,15 +26,16 @@ struct JudgedSite {
 inline bool IsBad(CellState state) { return state == CellState::kRoot || state == CellState::kConsequence; }
 
 struct InputState {
-  bool bad = false;      // some input is already wrong
-  bool aside = false;    // the sides' rows do not correspond: other rows in the step, or other choices
-  double relative = 0;   // growth-weighted relative difference, combined in quadrature
-  double typical = 0;    // the same from what 90 % of the inputs' good rows stay below
-  double absolute = 0;   // sum of the inputs' differences (L2)
-  double measured = 0;   // largest relative difference of an input, without gain
-  double norm = 0;       // of the largest input
-  int64_t cols = 0;      // of the widest input of the same row
-  double condition = 1;  // of attention: how much more than usual it makes of a difference (bounds.h)
+  bool bad = false;             // some input is already wrong
+  bool aside = false;           // the sides' rows do not correspond: other rows in the step, or other choices
+  double relative = 0;          // growth-weighted relative difference, combined in quadrature
+  double typical = 0;           // the same from what 90 % of the inputs' good rows stay below
+  double absolute = 0;          // sum of the inputs' differences (L2)
+  double measured = 0;          // largest relative difference of an input, without gain
+  double norm = 0;              // of the largest input
+  int64_t cols = 0;             // of the widest input of the same row
+  double condition = 1;         // of attention: how much more than usual it makes of a difference (bounds.h)
+  bool condition_known = true;  // false: it reads earlier rows, and its queries or keys are not known row by row
 };
 
 // Goes along the rows of one site after another. Everything is borrowed and must outlive it.
@@ -64,7 +65,7 @@ class RowInputs {
 
   bool SameReading() const;
   int64_t CacheReadBy(uint32_t site) const;
-  double Condition(uint32_t row) const;
+  void SetCondition(uint32_t row, InputState* in) const;
   const std::vector<uint8_t>& BadByPosition(uint32_t site);
   void AddToContext(uint32_t site, int64_t position, const Cell& cell, Context* context);
   void AddStep(const GraphEdge& edge, const JointStepRows& step, uint32_t row, InputState* state) const;

@@ -23,6 +23,7 @@ struct Ancestors {
   std::vector<GraphEdge> edges;
   double roundings = 0;  // of operations bridged
   bool contracts = false;
+  bool hides_choice = false;
 };
 
 // Nodes are built in causal order, so everything behind a node is known when it is built.
@@ -106,6 +107,7 @@ class GraphBuilder {
     const OpModel model = ModelOf(node.op);
     node.roundings = model.roundings + inputs.roundings;
     node.contracts = model.contracts || inputs.contracts;
+    node.hides_choice = inputs.hides_choice;
     for (const GraphEdge& edge : inputs.edges) {
       node.edges.push_back({edge.site, edge.context, std::min(edge.gain * model.gain, SiteGraph::kMaxGain)});
     }
@@ -147,6 +149,7 @@ class GraphBuilder {
     }
     out->roundings = std::min(out->roundings + behind.roundings, kMaxRoundings);
     out->contracts |= behind.contracts;
+    out->hides_choice |= behind.hides_choice;
     return false;
   }
 
@@ -170,6 +173,7 @@ class GraphBuilder {
     const Ancestors inputs = InputsByExpert(name.layer, *beyond);
     node.roundings = model.roundings + inputs.roundings;
     node.contracts = model.contracts || inputs.contracts;
+    node.hides_choice = inputs.hides_choice;
     for (const GraphEdge& edge : inputs.edges) {
       node.edges.push_back({edge.site, edge.context, std::min(edge.gain * model.gain, SiteGraph::kMaxGain)});
     }
@@ -332,7 +336,10 @@ class GraphBuilder {
     if (parsed.def != nullptr || by_expert) {
       bool direct = true;
       out = by_expert ? InputsByExpert(parsed.layer, *beyond) : InputsOf(parsed.layer, *parsed.def, &direct);
-      const OpModel model = ModelOf(by_expert ? beyond->op : parsed.def->op);
+      const SiteOp op = by_expert ? beyond->op : parsed.def->op;
+      const OpModel model = ModelOf(op);
+      // Of a layer whose FFN was not recorded it is not known whether it has experts.
+      out.hides_choice |= by_expert || op == SiteOp::kSelect || op == SiteOp::kCombine || parsed.stem == "mlp.down";
       out.roundings += model.roundings;
       out.contracts |= model.contracts;
       for (GraphEdge& edge : out.edges) edge.gain = std::min(edge.gain * model.gain, SiteGraph::kMaxGain);

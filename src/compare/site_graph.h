@@ -26,7 +26,9 @@ struct GraphNode {
   bool direct = false;
   bool inputs_known = false;  // false: no ancestor is common; the site is where the comparison begins
   bool dequantised = false;   // rows of a cache, which have been through its codes where they were written
-  bool by_step = false;       // no token rows, made by a step: comparable where both sides' steps held the same rows
+  // A choice that was not recorded may lie between the inputs and the site: right runs may then differ by all of a row.
+  bool hides_choice = false;
+  bool by_step = false;  // no token rows, made by a step: comparable where both sides' steps held the same rows
   std::vector<GraphEdge> edges;
   uint32_t last_use = 0;     // last site that reads this one
   int64_t margin_site = -1;  // companion "NAME.margin", when it is common

@@ -128,6 +128,14 @@ TEST(SiteGraph, SortedRowsReachWhatIsBehindANormThatWasNotRecorded) {
   EXPECT_TRUE(counts.graph().nodes[counts.number("layers.1.moe.expert_counts")].inputs_known);
 }
 
+TEST(SiteGraph, UnrecordedChoiceIsHidden) {
+  Fixture f({"embed", "layers.0.attn.o_proj", "layers.0.moe.routed", "layers.0.out", "layers.1.input_norm"});
+  EXPECT_TRUE(f.graph().nodes[f.number("layers.0.moe.routed")].hides_choice);
+  EXPECT_FALSE(f.graph().nodes[f.number("layers.1.input_norm")].hides_choice);
+  Fixture bridged({"layers.0.post_norm", "layers.1.input_norm"}, {"layers.0.out"});
+  EXPECT_TRUE(bridged.graph().nodes[bridged.number("layers.1.input_norm")].hides_choice);
+}
+
 // layers.2.out has no common ancestor: it is where the comparison begins.
 TEST(SiteGraph, MissingLayersReachTheNearestOneBelow) {
   Fixture f({"layers.2.out", "layers.7.input_norm", "final_norm"});
