@@ -69,6 +69,14 @@ void JudgeMoeOut(Subject& s) {
   add.run = [&](std::span<const Array> in) { return Add(in, ones); };
   JudgeOperation(s, add, [&](const Difference&, const oracle::Computed& right) -> std::optional<Explanation> {
     const auto arrays = add.arrays();
+    // Before factors are solved for: a factor that is 0 to rounding is a part left out.
+    for (size_t i = 0; i < arrays.size(); ++i) {
+      oracle::Computed alone = right;
+      alone.value = arrays[i];
+      if (Fits(s, alone))
+        return Explanation{fault_class::kReduce, "fits " + add.inputs[i].name + " alone", 0,
+                           "times that the other part was added"};
+    }
     double a = 0, b = 0;
     if (shared != nullptr && arrays[0].size() == s.actual().size() && arrays[1].size() == s.actual().size() &&
         Solve(s, arrays[0], arrays[1], &a, &b)) {
@@ -83,13 +91,6 @@ void JudgeMoeOut(Subject& s) {
             fault_class::kReduce, text, routed_right ? b : a,
             routed_right ? "times that the shared expert was added" : "times that the routed experts were added"};
       }
-    }
-    for (size_t i = 0; i < arrays.size(); ++i) {
-      oracle::Computed alone = right;
-      alone.value = arrays[i];
-      if (Fits(s, alone))
-        return Explanation{fault_class::kReduce, "fits " + add.inputs[i].name + " alone", 0,
-                           "times that the other part was added"};
     }
     return std::nullopt;
   });
@@ -210,6 +211,17 @@ void JudgeOut(Subject& s) {
                   " in place of the stream behind attention: it was written over before compiled code read it"};
       }
     }
+    // Before factors are solved for: a factor that is 0 to rounding is an addend left out. Compiled code loses one
+    // where an addition in place has no effect.
+    const char* names[] = {"the stream", "attn.o_proj", "the FFN"};
+    const bool compiled = s.Flag("compiled", false) || s.Flag("inplace", false);
+    for (size_t i = 0; i < 3; ++i) {
+      auto without = arrays;
+      std::fill(without[i].values.begin(), without[i].values.end(), 0.0);
+      if (Fits(s, add.run(without)))
+        return Explanation{compiled ? fault_class::kCompile : fault_class::kKernel,
+                           std::string("fits without ") + names[i] + ": it was left out"};
+    }
     // Terms of the stream behind attention, prev.out and attn.o_proj, as one array.
     const double zero_one[] = {1, branch};
     if (auto stream = Add(std::span(arrays).first(2), zero_one); stream.ok()) {
@@ -233,12 +245,6 @@ void JudgeOut(Subject& s) {
           return Explanation{fault_class::kRange, text, b / branch, "branch used / expected"};
         }
       }
-    }
-    const char* names[] = {"the stream", "attn.o_proj", "the FFN"};
-    for (size_t i = 0; i < 3; ++i) {
-      auto without = arrays;
-      std::fill(without[i].values.begin(), without[i].values.end(), 0.0);
-      if (Fits(s, add.run(without))) return Explanation{fault_class::kKernel, std::string("fits without ") + names[i]};
     }
     return std::nullopt;
   });
