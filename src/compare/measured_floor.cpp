@@ -47,7 +47,7 @@ std::vector<MeasuredFloor> MeasureFloors(const JointIndex& index, const SiteGrap
   std::vector<MeasuredFloor> out(index.sites.size());
   for (const auto& [kind, sites] : layers) {
     if (sites.size() < 2) continue;
-
+    // Of the other layers.
     const auto largest_but = [&, &sites = sites](uint32_t own, auto figure) {
       double largest = 0;
       for (const uint32_t s : sites) largest = s == own ? largest : std::max(largest, figure(ratios[s]));
