@@ -3,10 +3,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
+#include <string>
+#include <vector>
 
 #include "check/helpers.h"
 #include "check/op_explain.h"
 #include "check/op_fitted.h"
+#include "check/op_row_shards.h"
 
 namespace assay::check {
 namespace {
@@ -33,6 +37,59 @@ int64_t FirstToken(const Subject& s, const Tensor& table) {
   return first;
 }
 
+// Row r of the result is row `token` of the table times scale; beyond the table and below 0: zeros.
+bool IsRow(const Subject& s, const Array& table, double scale, int64_t r, int64_t token) {
+  const int64_t width = table.cols();
+  const bool zeros = token < 0 || token >= table.rows();
+  const double room = 4 * s.precision().store;
+  for (int64_t c = 0; c < width; ++c) {
+    const double x = zeros ? 0 : scale * table[token * width + c];
+    if (!(std::abs(s.actual()[r * width + c] - x) <= room * std::abs(x))) return false;
+  }
+  return true;
+}
+
+// Each wrong row as that of another token of all ranks, or as zeros.
+std::optional<Explanation> OtherTokens(const Subject& s, const Difference& d, const RowShards& shards,
+                                       const std::vector<int64_t>& tokens, double scale) {
+  std::set<int64_t> shifts, at_end;
+  int64_t zeros = 0, foreign = 0, unmasked = 0;
+  for (const int64_t r : d.rows) {
+    const int64_t token = tokens[static_cast<size_t>(r)];
+    if (IsRow(s, shards.whole, scale, r, -1)) {
+      ++zeros;
+      continue;
+    }
+    int64_t found = -1;
+    for (int64_t v = 0; v < shards.whole.rows() && found < 0; ++v)
+      if (IsRow(s, shards.whole, scale, r, v)) found = v;
+    if (found < 0) return std::nullopt;
+    const auto mine = [&](int64_t t) { return t >= shards.first && t < shards.first + shards.rows; };
+    foreign += !mine(found);
+    unmasked += !mine(token);
+    // An index beyond the table is cut to its end: such rows do not tell the offset.
+    const bool end = found == shards.whole.rows() - 1 || found == shards.first + shards.rows - 1;
+    (end ? at_end : shifts).insert(found - token);
+  }
+  if (shifts.empty()) shifts = at_end;
+  Explanation why{fault_class::kTpShard, ""};
+  if (shifts.empty()) {
+    why.text = "rows of " + std::to_string(zeros) + " tokens that this rank holds are zeros";
+  } else if (unmasked == std::ssize(d.rows)) {
+    why.text = "rows of tokens that other ranks hold are not zeros";
+  } else if (foreign > 0 || unmasked > 0 || shifts.size() == 1) {
+    why.text = "fits embedding rows at another offset in the vocabulary";
+  } else {
+    return Explanation{fault_class::kLoad, "fits the embedding rows of other tokens"};
+  }
+  if (shifts.size() == 1) {
+    why.text += ", each " + std::to_string(*shifts.begin()) + " further in the table";
+    why.constant = static_cast<double>(*shifts.begin());
+    why.meaning = "row of the table used - token";
+  }
+  return why;
+}
+
 void JudgePart(Subject& s) {
   const TensorPtr table = s.Weight("embed_tokens.weight");
   if (table == nullptr) return Missing(s, "embed_tokens.weight");
@@ -40,7 +97,7 @@ void JudgePart(Subject& s) {
   if (shard.count <= 1 || table->row_size() != s.actual().cols() || s.tensor()->rows.empty()) return;
   const int64_t first = FirstToken(s, *table);
   if (first < 0) return Missing(s, "embed_tokens.weight of every rank");
-  const double scale = s.Number("embed_scale", 1);
+  double scale = 1;
   std::vector<int64_t> tokens;
   int64_t known = 0;
   // Tokens of prompts alone: what was chosen may not be what was fed.
@@ -73,10 +130,12 @@ void JudgePart(Subject& s) {
     for (double& x : y.scale.values) x = std::abs(x);
     return y;
   };
+  // The factor of the embedding may stand before the sum over ranks or behind it.
+  if (!Fits(s, look(table->values, 0, false), 1)) scale = s.Number("embed_scale", 1);
   Operation embed;
   embed.inputs = {{"embed_tokens.weight", table}};
   embed.run = [&](std::span<const Array> in) -> Result<oracle::Computed> { return look(in[0].values, 0, false); };
-  JudgeOperation(s, embed, [&](const Difference&, const oracle::Computed& right) -> std::optional<Explanation> {
+  JudgeOperation(s, embed, [&](const Difference& d, const oracle::Computed& right) -> std::optional<Explanation> {
     for (int64_t by = 1; by <= kMostShift; ++by) {
       for (const auto& [shift, masked] : {std::pair{by, false}, {-by, false}, {by, true}, {-by, true}}) {
         const oracle::Computed y = look(table->values, shift, masked);
@@ -88,7 +147,11 @@ void JudgePart(Subject& s) {
                         static_cast<double>(shift), "first token used - due"});
       }
     }
-    return std::nullopt;
+    const double c = ConstantRatio(s.actual(), right.value, s.judged(), std::max(1e-4, 8 * s.precision().store));
+    if (!std::isnan(c))
+      return Explanation{fault_class::kScale, "embedding rows are one constant off", c, "embedding used / expected"};
+    const auto shards = StitchRows(s, "embed_tokens.weight");
+    return shards ? OtherTokens(s, d, *shards, tokens, scale) : std::nullopt;
   });
 }
 

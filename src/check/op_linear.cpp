@@ -9,6 +9,7 @@
 #include "check/op_dequant.h"
 #include "check/op_explain.h"
 #include "check/op_fitted.h"
+#include "check/op_fused_order.h"
 #include "check/op_linear_layer.h"
 #include "check/op_other_weight.h"
 #include "check/op_quant_explain.h"
@@ -182,69 +183,6 @@ int64_t HeadSizeOf(const Subject& s, const LinearSite& site) {
   return heads == nullptr ? s.Integer("model.head_dim", 0) : heads->dim(-1);
 }
 
-// The rows of all ranks of a weight that was recorded in parts, one below the other; no values: there are none, or some
-// are missing. first: the row in it where the part of this rank begins.
-Array RowsOfAllRanks(const Subject& s, const Layer& layer, int64_t* first) {
-  if (layer.weight_tensor == nullptr || layer.weight_tensor->info->event.shard.count <= 1) return {};
-  const Shard& mine = layer.weight_tensor->info->event.shard;
-  Array whole{{0, layer.w.cols()}, {}};
-  for (int32_t index = 0; index < mine.count; ++index) {
-    if (index == mine.index) *first = whole.shape[0];
-    TensorPtr part;
-    for (EventId id : s.capture().EventsOf(layer.weight)) {
-      const auto info = s.capture().Info(id);
-      if (info->event.shard.index != index || info->event.shard.count != mine.count || info->audit == "before")
-        continue;
-      if (auto t = s.capture().Load(id); t.ok() && (*t)->row_size() == layer.w.cols()) part = *t;
-    }
-    if (part == nullptr) return {};
-    whole.shape[0] += part->n_rows();
-    whole.values.insert(whole.values.end(), part->values.begin(), part->values.end());
-  }
-  return whole;
-}
-
-// Rows of the whole weight that a part may have been taken from by another rule: from another head on (heads that do
-// not divide among the ranks), or out of a fused weight whose rows lie head by head, [Hkv, g + 2, d], with g queries to
-// a key and a value.
-struct OtherRows {
-  std::vector<int64_t> from;
-  Explanation why;
-};
-std::vector<OtherRows> RowsByOtherRules(const LinearSite& site, int64_t rows, int64_t all, int64_t first_row, int64_t d,
-                                        bool fused) {
-  std::vector<OtherRows> out;
-  if (d < 1 || rows % d != 0 || all % d != 0 || all <= rows) return out;
-  if (!fused) {
-    constexpr int64_t kMostHeads = 256;
-    for (int64_t first = 0; first + rows <= all && first / d < kMostHeads; first += d) {
-      if (first == first_row) continue;
-      OtherRows other{{},
-                      {fault_class::kTpShard, "fits rows from " + std::to_string(first) + " on of the whole weight, " +
-                                                  std::to_string(first_row) + " is due"}};
-      for (int64_t r = 0; r < rows; ++r) other.from.push_back(first + r);
-      out.push_back(std::move(other));
-    }
-    return out;
-  }
-  const bool query = site.result == "attn.q_proj";
-  const int64_t own = rows / d, keys = query ? (all / d - own) / 2 : own, queries = all / d - 2 * keys;
-  if (keys < 1 || queries < keys || queries % keys != 0) return out;
-  const int64_t group = queries / keys;
-  OtherRows other{{},
-                  {fault_class::kLoad, "fits a fused weight whose rows lie head by head, " + std::to_string(group) +
-                                           " queries, a key and a value, where its parts are due one after the "
-                                           "other"}};
-  for (int64_t r = 0; r < rows; ++r) {
-    const int64_t h = r / d;
-    const int64_t block =
-        query ? h / group * (group + 2) + h % group : h * (group + 2) + group + (site.result == "attn.v_proj" ? 1 : 0);
-    other.from.push_back(block * d + r % d);
-  }
-  out.push_back(std::move(other));
-  return out;
-}
-
 // Another weight of this shape, another part of the fused one, another rank's rows of one that was recorded whole; rows
 // of each head in the order of the other pairing of a rotation.
 std::optional<Explanation> OtherPlace(const Subject& s, const Layer& layer, const LinearSite& site,
@@ -270,15 +208,8 @@ std::optional<Explanation> OtherPlace(const Subject& s, const Layer& layer, cons
         return why;
     }
   }
-  int64_t first_row = layer.first_row;
-  const Array of_ranks = layer.whole.values.empty() ? RowsOfAllRanks(s, layer, &first_row) : Array{};
-  if (const Array& all = layer.whole.values.empty() ? of_ranks : layer.whole; all.size() > layer.w.size()) {
-    const bool fused = !site.fused.empty() && layer.weight_tensor == nullptr && !layer.quantised_weight;
-    for (const OtherRows& other : RowsByOtherRules(site, rows, all.rows(), first_row, HeadSizeOf(s, site), fused)) {
-      const auto w = oracle::TakeRows(all, other.from);
-      if (!w.ok()) continue;
-      if (auto why = attempt(*w, other.why)) return why;
-    }
+  if (plain) {
+    if (auto why = ExplainOtherRows(s, layer, site, HeadSizeOf(s, site), right)) return why;
   }
   if (auto why = ForOtherWeights(s, layer.weight, layer.w,
                                  [&](const OtherWeight& other) { return attempt(other.value, other.why); }))

@@ -15,7 +15,20 @@ using oracle::Array;
 
 namespace {
 
-// Rows [begin, end) of a fused weight of `n_rows` that `part` takes, by metadata `parts` of its event.
+// Engines make logits for the rows that they sample from alone: those rows of the input, by request and position.
+Status TakeRowsOfResult(const Subject& s, Layer* layer) {
+  const std::vector<RowId>&want = s.tensor()->rows, &have = layer->input.tensor->rows;
+  if (want.empty() || want.size() >= have.size() || layer->x.rows() != static_cast<int64_t>(have.size()))
+    return Status();
+  const auto rows = FindRows(have, want);
+  if (!rows) return Status::BadInput(layer->input.name);
+  ASSAY_ASSIGN_OR_RETURN(layer->x, oracle::TakeRows(layer->x, *rows));
+  layer->input_rows = *rows;
+  return Status();
+}
+
+}  // namespace
+
 // `parts` is "q_proj:128,k_proj:64,…": rows in the order in which they lie.
 bool PartRows(const EventInfo& fused, int64_t n_rows, std::string_view part, int64_t* begin, int64_t* end) {
   const std::string text = Capture::OwnText(fused, "parts").value_or("");
@@ -34,20 +47,6 @@ bool PartRows(const EventInfo& fused, int64_t n_rows, std::string_view part, int
   }
   return false;
 }
-
-// Engines make logits for the rows that they sample from alone: those rows of the input, by request and position.
-Status TakeRowsOfResult(const Subject& s, Layer* layer) {
-  const std::vector<RowId>&want = s.tensor()->rows, &have = layer->input.tensor->rows;
-  if (want.empty() || want.size() >= have.size() || layer->x.rows() != static_cast<int64_t>(have.size()))
-    return Status();
-  const auto rows = FindRows(have, want);
-  if (!rows) return Status::BadInput(layer->input.name);
-  ASSAY_ASSIGN_OR_RETURN(layer->x, oracle::TakeRows(layer->x, *rows));
-  layer->input_rows = *rows;
-  return Status();
-}
-
-}  // namespace
 
 Result<Array> RowsOf(const Array& w, int64_t first, int64_t count) {
   std::vector<int64_t> rows;

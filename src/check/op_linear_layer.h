@@ -38,6 +38,9 @@ struct Layer {
 // The operands of the result `subject`. Arrays are copies, tensors are shared with the capture. kBadInput with the name
 // of what was not recorded, or does not fit.
 Result<Layer> GatherLayer(const Subject& subject, const LinearSite& site);
+// Rows [begin, end) of a fused weight of n_rows that `part` takes, by metadata `parts` of its event; false: none, or
+// beyond its rows.
+bool PartRows(const EventInfo& fused, int64_t n_rows, std::string_view part, int64_t* begin, int64_t* end);
 // Rows [first, first + count) of w [rows, …]. kBadInput beyond its rows.
 Result<oracle::Array> RowsOf(const oracle::Array& w, int64_t first, int64_t count);
 
