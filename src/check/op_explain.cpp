@@ -546,6 +546,7 @@ void JudgeOperation(const Subject& subject, const Operation& operation, const Ow
   if (!why && own) why = own(d, *right);
   if (!why) why = ExplainOverwritten(subject, operation);
   if (!why) why = ExplainCoarseOperands(subject, operation, *right);
+  if (!why) why = ExplainFlushed(subject, *right);
   if (!why) why = ExplainPrecision(subject, *right);
   if (!why && !operation.lacking.empty()) return Missing(subject, operation.lacking);
   if (!why) why = ExplainByFit(subject, *right, operation.inputs, operation.quantised);

@@ -43,6 +43,8 @@ std::optional<Explanation> ExplainOverwritten(const Subject& subject, const Oper
 std::optional<Explanation> ExplainNonFinite(const Subject& subject, const Operation& operation, const Difference& d,
                                             bool row_by_row);
 std::optional<Explanation> ExplainUnwritten(const Subject& subject);
+// Zeros in the place of all numbers below a threshold, and of no others.
+std::optional<Explanation> ExplainFlushed(const Subject& subject, const oracle::Computed& right);
 // Bit for bit what the same result of another layer holds in this step (a buffer that layers share), or this rank's
 // partial result where the sum over ranks is due.
 std::optional<Explanation> ExplainOtherBuffer(const Subject& subject, const Difference& d);

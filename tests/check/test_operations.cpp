@@ -460,5 +460,36 @@ TEST(Operations, WrongColumnsAreSaid) {
       << r.findings[0].evidence.back();
 }
 
+// Probabilities of scores over 16 e-folds; those below a threshold are zeros, or those of two columns.
+CheckResult Probabilities(double threshold, bool columns) {
+  constexpr int64_t kKeys = 24;
+  SmallTrace t;
+  const Put rows = TwoRequests(t);
+  Values scores = Noise(kRows * kKeys, 1), probs;
+  for (float& s : scores) s *= 8;
+  for (size_t r = 0; r < kRows; ++r) {
+    double total = 0;
+    for (size_t c = 0; c < kKeys; ++c) total += std::exp(double{scores[r * kKeys + c]});
+    for (size_t c = 0; c < kKeys; ++c) {
+      const double p = std::exp(double{scores[r * kKeys + c]}) / total;
+      probs.push_back(p < threshold || (columns && c < 2) ? 0.0F : static_cast<float>(p));
+    }
+  }
+  t.Record("layers.0.attn.scores", "T H K", {kRows, 1, kKeys}, scores, rows);
+  t.Record("layers.0.attn.probs", "T H K", {kRows, 1, kKeys}, probs, rows);
+  return Judge(t, {"attention"});
+}
+TEST(Operations, NumbersBelowAThresholdThatAreZerosLeftTheRange) {
+  const auto cls = [](const CheckResult& r) {
+    for (const FirstBad& bad : r.findings) {
+      if (bad.name == "layers.0.attn.probs") return bad.cls;
+    }
+    return std::string();
+  };
+  EXPECT_EQ(cls(Probabilities(0, false)), "");
+  EXPECT_EQ(cls(Probabilities(0x1p-14, false)), "RANGE");
+  EXPECT_NE(cls(Probabilities(0, true)), "RANGE");
+}
+
 }  // namespace
 }  // namespace assay
