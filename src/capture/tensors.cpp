@@ -62,6 +62,11 @@ Result<TensorPtr> Capture::Decode(EventId id) const {
   std::vector<int64_t> shape = e.shape;
   const size_t row_axis = static_cast<size_t>(std::max(e.row_axis, 0));
   const bool has_rows = e.row_axis >= 0 && row_axis < shape.size();
+  // A step may have no rows; a row of nothing is no operand, and what divides by its size need not ask.
+  for (size_t a = 0; a < shape.size(); ++a) {
+    if (shape[a] == 0 && !(has_rows && a == row_axis))
+      return Status::BadInput(Where(*tensor->info) + " has no elements: axis " + std::to_string(a) + " has size 0");
+  }
   tensor->sampled = !e.payload.rows.empty();
   // Sampled rows count along the row axis, or along the first one without token rows.
   if (tensor->sampled && row_axis < shape.size()) {

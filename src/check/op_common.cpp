@@ -281,9 +281,22 @@ std::string ColumnsText(const Difference& d) {
   return text + " of " + std::to_string(d.n_columns);
 }
 
+// Of so few numbers a constant or two explain any: 40 bits are asked, and one float has 24.
+constexpr int64_t kLeastForAConstant = 4;
+
+Explanation Proved(const Subject& subject, const Explanation& why) {
+  const auto rows = std::max<int64_t>(static_cast<int64_t>(subject.judged().size()), 1);
+  const int64_t judged = subject.judged().empty() ? 1 : std::count(subject.judged().begin(), subject.judged().end(), 1);
+  const int64_t n = subject.actual().size() / rows * judged;
+  if (std::isnan(why.constant) || n >= kLeastForAConstant) return why;
+  return {fault_class::kKernel, "the operation is wrong on the operands as recorded; " + std::to_string(n) +
+                                    " numbers are too few to tell a cause by"};
+}
+
 }  // namespace
 
-void ReportWrong(const Subject& subject, const Difference& difference, const Explanation& why) {
+void ReportWrong(const Subject& subject, const Difference& difference, const Explanation& found) {
+  const Explanation why = Proved(subject, found);
   Suspicion s;
   s.event = why.blamed == kNoEvent ? subject.info().id : why.blamed;
   s.rank = why.rank;

@@ -84,10 +84,16 @@ void JudgeState(const Capture& capture, const Tensor& state, CheckReport* report
   if (!k.ok() || !v.ok()) {
     return report->Missing((k.ok() ? v : k).status().message(), Capture::RecordHint(info.prefix + "attn.k and attn.v"));
   }
+  const int64_t heads = (*k)->row_size() / std::max<int64_t>((*k)->dim(-1), 1);
+  if ((*v)->rows.size() != (*k)->rows.size() || (*v)->row_size() != heads * (*v)->dim(-1) ||
+      (*k)->row_size() * (*v)->dim(-1) != state.row_size()) {
+    return report->Missing(info.name + ": attn.k, attn.v and the state have other rows, heads or sizes than each other",
+                           "record all three of the same heads, [T, H, d], [T, H, dv] and [rows, H, d, dv]");
+  }
   TensorPtr earlier;
   for (const EventId id : capture.Find(info.name, {.rank = info.event.rank, .before = info.id})) {
     if (capture.trace().event(id).step() >= info.event.step) continue;
-    if (auto t = capture.Load(id); t.ok()) earlier = *t;
+    if (auto t = capture.Load(id); t.ok() && (*t)->row_size() == state.row_size()) earlier = *t;
   }
   auto accepted = capture.LoadOperand(info, "spec.accepted");
   // One rounding a row added, and that of the state itself.
@@ -103,18 +109,18 @@ void JudgeState(const Capture& capture, const Tensor& state, CheckReport* report
     });
     int64_t want = static_cast<int64_t>(rows.size());
     for (size_t i = 0; accepted.ok() && i < (*accepted)->rows.size(); ++i) {
-      if ((*accepted)->rows[i].request == who.request) want = 1 + IntegerOf((*accepted)->values[i]);
+      if ((*accepted)->rows[i].request != who.request) continue;
+      want = 1 + std::clamp<int64_t>(IntegerOf((*accepted)->values[i]), -1, static_cast<int64_t>(rows.size()));
     }
     std::span<const double> before;
     if (earlier != nullptr) {
-      for (int64_t i = 0; i < earlier->n_rows(); ++i) {
-        if (earlier->rows[static_cast<size_t>(i)].request == who.request) before = earlier->row(i);
+      for (size_t i = 0; i < earlier->rows.size(); ++i) {
+        if (earlier->rows[i].request == who.request) before = earlier->row(static_cast<int64_t>(i));
       }
     }
     // The first position starts from a state of zeros; any other needs the state that the step before left.
     const bool from_start = !rows.empty() && (*k)->rows[static_cast<size_t>(rows[0])].position == 0;
-    if ((before.empty() && !from_start) ||
-        (*k)->row_size() / std::max<int64_t>((*k)->dim(-1), 1) * (*k)->dim(-1) * (*v)->dim(-1) != state.row_size()) {
+    if (before.empty() && !from_start) {
       report->Missing("the state that the step of " + info.name + " starts from was not recorded",
                       Capture::RecordHint(info.name) + ", in every step");
       continue;

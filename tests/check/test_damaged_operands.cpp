@@ -357,5 +357,70 @@ TEST(DamagedOperands, PlacesInThePoolAreLookedForWithinItAlone) {
   }
 }
 
+// A running state whose size changes between steps, or whose values have other heads than its keys.
+TEST(DamagedOperands, StatesOfOtherSizesAreNotFitted) {
+  for (const bool grows : {true, false}) {
+    SmallTrace t;
+    const uint64_t a = t.Request({1, 2, 3, 4});
+    for (int64_t step = 0; step < 2; ++step) {
+      const int64_t heads = grows && step == 0 ? 2000 : 2, n = 4 - step, value_heads = grows ? 2 : 1;
+      const Put all{.rows = {{a, 0, n, 4 * step, false}}, .step = step};
+      const Put last{.rows = {{a, 0, 1, 4 * step + n - 1, false}}, .step = step, .meta = {{"drafts", "2"}}};
+      const auto noise = [](int64_t size, uint64_t seed) { return Noise(static_cast<size_t>(size), seed); };
+      t.Record("layers.0.attn.k", "T Hkv d", {n, 2, 4}, noise(n * 8, 1), all);
+      t.Record("layers.0.attn.v", "T Hkv dv", {n, value_heads, 8}, noise(n * value_heads * 8, 2), all);
+      t.Record("layers.0.attn.state", "T H d dv", {1, heads, 4, 8}, noise(heads * 32, 3), last);
+      t.Record("spec.accepted", "T", {1}, std::vector<int64_t>{INT64_MAX}, last);
+    }
+    const CheckResult r = Judge(t, {"speculation"});
+    for (const FirstBad& bad : r.findings) EXPECT_NE(bad.name, "layers.0.attn.state") << bad.evidence[0];
+    EXPECT_FALSE(r.findings.empty());  // the number accepted
+  }
+}
+
+// Rows of nothing: experts without columns, a scale without elements.
+TEST(DamagedOperands, AxesOfNoSizeAreNotTestable) {
+  SmallTrace t;
+  const uint64_t a = t.Request({1, 2, 3, 4});
+  const Put put{.rows = {{a, 0, 4, 0, false}}};
+  t.Record("layers.0.moe.topk_ids", "T k", {4, 2}, std::vector<int64_t>{0, 1, 1, 2, 2, 0, 0, 1}, put);
+  t.Record("layers.0.moe.topk_weights", "T k", {4, 2}, Noise(8, 1), put);
+  t.Record("layers.0.moe.act", "E C f", {3, 4, 0}, Values());
+  t.Record("layers.0.moe.expert_out", "T k h", {4, 2, 0}, Values(), put);
+  t.Record("layers.0.moe.routed", "T h", {4, 8}, Noise(32, 2), put);
+  t.Record("layers.0.attn.k", "T Hkv d", {4, 2, 8}, Noise(64, 3), put);
+  Put scale = put;
+  scale.meta = {{"scale_rule", "dynamic"}, {"scale_of", "layers.0.attn.k"}, {"kv_cache_dtype", "fp8_e4m3"}};
+  t.Record("layers.0.attn.k_scale", "T g", {4, 0}, Values(), scale);
+  const CheckResult r = Judge(t, {});
+  EXPECT_TRUE(r.findings.empty());
+  const bool said = std::any_of(r.ledger.begin(), r.ledger.end(), [](const LedgerEntry& e) {
+    return std::any_of(e.evidence.begin(), e.evidence.end(),
+                       [](const std::string& text) { return text.find("has no elements: axis") != std::string::npos; });
+  });
+  EXPECT_TRUE(said);
+}
+
+// One wrong number is a constant times the right one whatever made it.
+TEST(DamagedOperands, OneNumberTellsNoConstant) {
+  for (const int64_t n : {int64_t{1}, int64_t{8}}) {
+    SmallTrace t;
+    const uint64_t a = t.Request({1});
+    const Put put{.rows = {{a, 0, 1, 0, false}}};
+    const Values x = Noise(16, 1), w = Noise(static_cast<size_t>(n) * 16, 2);
+    Values y;
+    for (int64_t i = 0; i < n; ++i) {
+      double sum = 0;
+      for (int64_t c = 0; c < 16; ++c)
+        sum += double{x[static_cast<size_t>(c)]} * double{w[static_cast<size_t>(i * 16 + c)]};
+      y.push_back(static_cast<float>(1.7 * sum));
+    }
+    t.Record("layers.0.mlp.down_proj.weight", "out in", {n, 16}, w, {.step = -1, .phase = Phase::kLoad});
+    t.Record("layers.0.mlp.act", "T f", {1, 16}, x, put);
+    t.Record("layers.0.mlp.down", "T h", {1, n}, y, put);
+    EXPECT_FIRST(Judge(t, {"linear"}), "layers.0.mlp.down", n == 1 ? "KERNEL" : "SCALE");
+  }
+}
+
 }  // namespace
 }  // namespace assay
