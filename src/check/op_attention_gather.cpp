@@ -41,8 +41,6 @@ Result<Array> RowsLike(const Tensor& like, const Tensor& from, const Array& valu
 }
 
 // The check then says "not testable" and what to record.
-Status NotRecorded(const std::string& name) { return Status::BadInput(name + " was not recorded as payload"); }
-
 // Rows of one request in order of position, from every event so far.
 struct Keys {
   std::vector<int64_t> positions;

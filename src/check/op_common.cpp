@@ -360,9 +360,14 @@ void JudgeStems(const Capture& capture, CheckReport* report, std::span<const std
   }
 }
 
+Status NotRecorded(const std::string& name) { return Status::BadInput(name + " was not recorded as payload"); }
 void Missing(const Subject& subject, std::string_view name) {
-  subject.report().Missing(subject.info().name + ": " + std::string(name) + " was not recorded as payload",
+  subject.report().Missing(subject.info().name + ": " + NotRecorded(std::string(name)).message(),
                            Capture::RecordHint(name));
+}
+void Missing(const Subject& subject, const Status& why) {
+  subject.report().Missing(subject.info().name + ": " + why.message(),
+                           "record what is named there as docs/adding-a-case.md has it, with ASSAY_LEVEL=payload");
 }
 
 uint64_t AddressOf(const Event& event) {

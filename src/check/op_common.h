@@ -125,8 +125,10 @@ void ReportRule(const Capture& capture, CheckReport& report, const EventInfo& in
 using JudgeFunction = std::function<void(Subject&)>;
 void JudgeStems(const Capture& capture, CheckReport* report, std::span<const std::string_view> stems,
                 const JudgeFunction& judge, bool at_load = false);
-// "NAME was not recorded" with what to capture.
+// "NAME was not recorded" with what to capture; or why what was recorded will not do.
+Status NotRecorded(const std::string& name);
 void Missing(const Subject& subject, std::string_view name);
+void Missing(const Subject& subject, const Status& why);
 
 // First element's address: base + offset; 0 when there is no base.
 uint64_t AddressOf(const Event& event);

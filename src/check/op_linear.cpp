@@ -393,7 +393,7 @@ void JudgeLarge(const Subject& s, const LinearSite& site, Layer* layer, const He
   const auto have = oracle::TakeRows(s.actual(), sample);
   if (!x.ok() || !have.ok() || sample.empty()) return;
   auto right = Multiply(*x, layer->w, layer->bias, head);
-  if (!right.ok()) return Missing(s, right.status().message());
+  if (!right.ok()) return Missing(s, right.status());
   if (right->value.size() != have->size())
     return Missing(s, layer->weight + " of as many rows as the result has columns");
   const Difference d = Differ(*have, *right, s.precision(), std::vector<char>(sample.size(), 1), 1, s.one_store);
@@ -440,7 +440,7 @@ void JudgeLarge(const Subject& s, const LinearSite& site, Layer* layer, const He
 void JudgeProduct(Subject& s, const LinearSite& site) {
   s.DeclareOneStore();
   auto layer = GatherLayer(s, site);
-  if (!layer.ok()) return Missing(s, layer.status().message());
+  if (!layer.ok()) return Missing(s, layer.status());
   // The bias of a sum over ranks is one rank's, or comes behind the sum.
   if (s.info().site.partial && !layer->bias.values.empty() && !Fits(s, oracle::Linear(layer->x, layer->w, layer->bias)))
     layer->bias = {};

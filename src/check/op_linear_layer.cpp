@@ -21,7 +21,7 @@ Status TakeRowsOfResult(const Subject& s, Layer* layer) {
   if (want.empty() || want.size() >= have.size() || layer->x.rows() != static_cast<int64_t>(have.size()))
     return Status();
   const auto rows = FindRows(have, want);
-  if (!rows) return Status::BadInput(layer->input.name);
+  if (!rows) return NotRecorded(layer->input.name);
   ASSAY_ASSIGN_OR_RETURN(layer->x, oracle::TakeRows(layer->x, *rows));
   layer->input_rows = *rows;
   return Status();
@@ -57,7 +57,7 @@ Result<Array> RowsOf(const Array& w, int64_t first, int64_t count) {
 Result<Layer> GatherLayer(const Subject& s, const LinearSite& site) {
   Layer layer;
   layer.input = {s.Sibling(site.input), s.Operand(s.Sibling(site.input))};
-  if (layer.input.tensor == nullptr) return Status::BadInput(layer.input.name);
+  if (layer.input.tensor == nullptr) return NotRecorded(layer.input.name);
   layer.x = ToArray(*layer.input.tensor);
   const bool whole_result = s.info().event.shard.count <= 1;
   // A whole result of a sharded input is the sum over the ranks: the product needs all columns.
@@ -115,7 +115,7 @@ Result<Layer> GatherLayer(const Subject& s, const LinearSite& site) {
     layer.w = *decoded;
     layer.quantised_weight = true;
   } else {
-    return Status::BadInput(layer.weight);
+    return NotRecorded(layer.weight);
   }
   if (layer.w.rank() != 2)
     layer.w.shape = {layer.w.shape.empty() ? 1 : layer.w.shape[0],
@@ -152,7 +152,7 @@ Result<Layer> GatherLayer(const Subject& s, const LinearSite& site) {
     layer.w = std::move(whole);
   }
   if (layer.w.cols() != layer.x.cols()) {
-    return Status::BadInput(layer.weight + " of " + std::to_string(layer.x.cols()) + " columns");
+    return NotRecorded(layer.weight + " of " + std::to_string(layer.x.cols()) + " columns");
   }
   return layer;
 }

@@ -327,7 +327,7 @@ void JudgeExpertProduct(Subject& s, std::string_view input_stem, std::string_vie
   const TensorPtr input = s.Operand(s.Sibling(input_stem));
   if (input == nullptr) return Missing(s, s.Sibling(input_stem));
   auto w = ExpertWeightsOf(s, s.info().prefix, weight_stem);
-  if (!w.ok()) return Missing(s, w.status().message());
+  if (!w.ok()) return Missing(s, w.status());
   Product p{s, input->info->name, weight_stem, false, ToArray(*input), std::move(*w), {}, {}, {}};
   p.bias = ExpertBiasOf(s, s.info().prefix, weight_stem, p.w.experts());
   if (HasCodes(s, p.input + ".", true)) {

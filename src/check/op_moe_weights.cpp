@@ -18,7 +18,7 @@ std::vector<std::string> PartsOf(std::string_view stem) {
 // Codes of one tensor that holds all experts: [E, out, in].
 Result<ExpertWeights> Stacked(const Subject& s, std::string name) {
   const TensorPtr codes = s.Weight(name + ".codes");
-  if (codes == nullptr || codes->shape.size() != 3) return Status::BadInput(name);
+  if (codes == nullptr || codes->shape.size() != 3) return NotRecorded(name);
   ExpertWeights all;
   all.name = std::move(name);
   for (int64_t e = 0; e < codes->shape[0]; ++e) {
@@ -68,14 +68,14 @@ Result<ExpertWeights> ExpertWeightsOf(const Subject& s, const std::string& prefi
         piece.rows = parts.rows;
         all.pieces.push_back(std::move(piece));
       } else {
-        if (e == 0 || !own.values.empty()) return Status::BadInput(e == 0 ? all.name : name);
+        if (e == 0 || !own.values.empty()) return NotRecorded(e == 0 ? all.name : name);
         all.value.shape.insert(all.value.shape.begin(), e);
         return all;
       }
       own.values.insert(own.values.end(), rows.values.begin(), rows.values.end());
       own.shape = {(own.shape.empty() ? 0 : own.shape[0]) + rows.shape[0], rows.cols()};
     }
-    if (e > 0 && own.shape != all.value.shape) return Status::BadInput(all.name + " of one shape for all experts");
+    if (e > 0 && own.shape != all.value.shape) return NotRecorded(all.name + " of one shape for all experts");
     all.value.shape = own.shape;
     all.value.values.insert(all.value.values.end(), own.values.begin(), own.values.end());
   }
