@@ -75,6 +75,9 @@ void JudgeTable(const Capture& capture, const Tensor& t, CheckReport* report) {
     return report->Missing("no slot_mapping was recorded", Capture::RecordHint("slot_mapping") + ", in every step");
   }
   const SlotOwners owners(capture, info.event.step, info.event.rank);
+  // Longer contexts than any; positions and sizes of blocks come from the file.
+  constexpr int64_t kMostPositions = 1 << 24;
+  int64_t looked_at = 0;
   bool judged = false;
   for (size_t r = 0; r < t.rows.size(); ++r) {
     if (!t.rows[r].real()) continue;
@@ -82,6 +85,8 @@ void JudgeTable(const Capture& capture, const Tensor& t, CheckReport* report) {
     const std::span<const double> entries = t.row(static_cast<int64_t>(r));
     for (int64_t p = FirstSeen(capture, info, request, t.rows[r].position); p <= t.rows[r].position; ++p) {
       if (p / block >= static_cast<int64_t>(entries.size())) break;
+      if (++looked_at > kMostPositions)
+        return report->Missing(info.name + ": more than 2^24 positions to look up", Capture::RecordHint(info.name));
       const int64_t entry = IntegerOf(entries[static_cast<size_t>(p / block)]);
       int64_t slot = -1;  // of an entry that is negative, or leads beyond what a number can say
       if (entry < 0 || __builtin_mul_overflow(entry, block, &slot) || __builtin_add_overflow(slot, p % block, &slot))

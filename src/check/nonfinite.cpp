@@ -26,6 +26,10 @@ bool HasRowsInUse(const SegmentSummary& s, std::string_view stem) {
          stem == "moe.expert_out";
 }
 
+bool IsWeight(std::string_view name) {
+  return name.ends_with(".weight") || name.ends_with(".bias") || name.ends_with("W_UK_T") || name.ends_with("W_UV");
+}
+
 struct Counts {
   uint64_t real = 0, padding = 0;
 };
@@ -66,12 +70,35 @@ class Nonfinite final : public ScanCheck {
         }
       }
     }
-    if (segments_ == 0) return report->Missing("no statistics were recorded", "record with ASSAY_LEVEL=stats");
+    found = WeightsAreFound(capture, report) || found;
+    if (segments_ == 0 && !found)
+      return report->Missing("no statistics were recorded", "record with ASSAY_LEVEL=stats");
     if (!found) report->Right(last_);
     report->Note(std::to_string(segments_) + " segments looked at");
   }
 
  private:
+  // Whatever of a weight is not finite was not loaded, or not from the right place: padding of weights is zeros.
+  static bool WeightsAreFound(const Capture& capture, CheckReport* report) {
+    bool found = false;
+    for (const std::string& name : capture.Names()) {
+      if (!IsWeight(name)) continue;
+      for (const EventId id : RealEvents(capture, name, true)) {
+        const EventView view = capture.trace().event(id);
+        if (view.phase() != Phase::kLoad || NotFinite(view).real == 0) continue;
+        for (int32_t i = 0; i < view.n_segments(); ++i) {
+          if (view.segment(i).nonfinite == 0) continue;
+          Found(*capture.Info(id), {id, view.segment(i)}, fault_class::kLoad,
+                "weights are finite numbers; these are of another memory", report);
+          break;
+        }
+        found = true;
+        break;
+      }
+    }
+    return found;
+  }
+
   struct Hit {
     EventId event;
     SegmentSummary segment;

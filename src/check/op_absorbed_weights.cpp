@@ -155,6 +155,10 @@ void JudgeCut(Subject& s) {
   if (BitsOf(s.info().event.dtype) <= 8) {
     return s.report().Missing(s.info().name + " was recorded as codes", Capture::RecordHint(s.info().name));
   }
+  const auto finite = [](double x) { return std::isfinite(x); };
+  if (!std::all_of(s.actual().values.begin(), s.actual().values.end(), finite)) {
+    return s.report().Missing(s.info().name + " has numbers that are not finite", "see what nonfinite says of it");
+  }
   AbsorbedHeads cut{s.info().name, s.info().axes, s.tensor()->shape, s.actual().values, 0, 0};
   const Shard& shard = s.info().event.shard;
   Source* judged = nullptr;

@@ -183,6 +183,7 @@ Difference Differ(const oracle::Array& actual, const oracle::Computed& right, co
         if (std::isfinite(want)) d.nonfinite = true;
         ratio = std::numeric_limits<double>::infinity();
       } else {
+        d.any_finite = true;
         const double error = std::abs(got - want), bound = Allowed(right, i, precision, one_store) * slack;
         error_sq += error * error;
         right_sq += want * want;
@@ -260,7 +261,12 @@ double ConstantRatio(const oracle::Array& actual, const oracle::Array& right, st
   return c;
 }
 
+// NaN for NaN shows nothing of how it came about.
 void ReportRight(const Subject& subject, const Difference& difference) {
+  if (!difference.any_finite && subject.actual().size() > 0) {
+    return subject.report().Missing(subject.info().name + " and what is due there hold no finite number",
+                                    "see what nonfinite says of its operands");
+  }
   subject.report().Right(subject.info().id, difference.measured, difference.allowed);
 }
 

@@ -91,7 +91,8 @@ struct Difference {
   // Places in the last axis of such elements, and how many there are.
   std::vector<int64_t> columns;
   int64_t n_columns = 0;
-  bool nonfinite = false;  // an element is not finite where it should be
+  bool nonfinite = false;   // an element is not finite where it should be
+  bool any_finite = false;  // a judged element and the right one are finite
 };
 // one_store: the last rounding to the storing type alone counts, relative to the value.
 Difference Differ(const oracle::Array& actual, const oracle::Computed& right, const oracle::Precision& precision,

@@ -73,6 +73,11 @@ Status DecodeCodebook(const Subject& s, const std::string& parts, bool activatio
   const TensorPtr book = Part(s, parts + "codebook", activation), signs = Part(s, parts + "signs", activation);
   if (book == nullptr) return Status::BadInput(parts + "codebook was not recorded as payload");
   const int64_t length = book->shape.size() < 2 ? 1 : book->row_size();
+  // Vectors of 4 to 16 values are in use; each code of a small file would stand for as many as its book says.
+  constexpr int64_t kLongestVector = 256;
+  if (length > kLongestVector)
+    return Status::BadInput(parts + "codebook has vectors of " + std::to_string(length) + " values, at most " +
+                            std::to_string(kLongestVector) + " are read");
   out->cols = code.row_size() * length;
   if (signs != nullptr && signs->n() != out->rows * out->cols)
     return Status::BadInput(parts + "signs has another shape than the codes stand for");
@@ -176,6 +181,7 @@ Status PlaceScales(const Tensor& scale, int64_t group, const Tensor* order, bool
     out->block_rows = rows;
   } else {
     if (group <= 0) group = (columns + out->grid_cols - 1) / std::max<int64_t>(out->grid_cols, 1);
+    group = std::clamp<int64_t>(group, 1, std::max({rows, columns, int64_t{1}}));  // of the file's word sums are formed
     out->block_cols = out->grid_cols == 1 ? columns : group;
     // As many rows of scales as the matrix has: one for each group of a row, whatever the format is called.
     if (out->quant == "fp8_block" && out->grid_rows < rows)

@@ -37,10 +37,11 @@ bool PartRows(const EventInfo& fused, int64_t n_rows, std::string_view part, int
     const size_t comma = std::min(text.find(',', from), text.size()), colon = text.find(':', from);
     if (colon >= comma) return false;
     const int64_t rows = std::strtoll(text.c_str() + colon + 1, nullptr, 10);
+    if (rows < 0 || rows > n_rows - at) return false;
     if (text.compare(from, colon - from, part) == 0) {
       *begin = at;
       *end = at + rows;
-      return *end <= n_rows;
+      return true;
     }
     at += rows;
     from = comma + 1;

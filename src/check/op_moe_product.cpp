@@ -61,7 +61,7 @@ Result<oracle::Computed> MovedColumns(const Result<oracle::Computed>& y, const s
 // Bias: none, twice, in the other order of gate and up, another expert's, another layer's.
 std::optional<Explanation> ExplainBias(const Product& p, const ByExpert& by, const oracle::Computed& right) {
   const int64_t experts = p.w.experts(), width = p.bias.size() / std::max<int64_t>(experts, 1);
-  if (p.bias.size() == 0) return std::nullopt;
+  if (width == 0) return std::nullopt;
   const auto with = [&](const Array& b) { return p.Of(p.x, p.w.value, b); };
   if (auto why = by.Try(with(Empty()), {fault_class::kKernel, "fits without the experts' bias"})) return why;
   Array twice = p.bias;
@@ -330,6 +330,12 @@ void JudgeExpertProduct(Subject& s, std::string_view input_stem, std::string_vie
   if (!w.ok()) return Missing(s, w.status());
   Product p{s, input->info->name, weight_stem, false, ToArray(*input), std::move(*w), {}, {}, {}};
   p.bias = ExpertBiasOf(s, s.info().prefix, weight_stem, p.w.experts());
+  if (p.w.value.rank() == 3 && p.bias.size() != 0 && p.bias.size() != p.w.experts() * p.w.value.shape[1]) {
+    return s.report().Missing(s.info().name + ": the experts' bias has " + std::to_string(p.bias.size()) +
+                                  " numbers for " + std::to_string(p.w.experts()) + " experts of " +
+                                  std::to_string(p.w.value.shape[1]) + " rows",
+                              "record one bias for each row of the experts' weights");
+  }
   if (HasCodes(s, p.input + ".", true)) {
     auto decoded = Dequantise(s, p.input + ".", true);
     if (!decoded.ok()) return s.report().Missing(decoded.status().message(), Capture::RecordHint(p.input + ".q_scale"));

@@ -72,6 +72,8 @@ Result<ExpertWeights> ExpertWeightsOf(const Subject& s, const std::string& prefi
         all.value.shape.insert(all.value.shape.begin(), e);
         return all;
       }
+      if (!own.shape.empty() && rows.cols() != own.shape[1])
+        return Status::BadInput(name + " has other columns than the expert's gate_proj");
       own.values.insert(own.values.end(), rows.values.begin(), rows.values.end());
       own.shape = {(own.shape.empty() ? 0 : own.shape[0]) + rows.shape[0], rows.cols()};
     }

@@ -422,5 +422,66 @@ TEST(DamagedOperands, OneNumberTellsNoConstant) {
   }
 }
 
+// NaN for NaN is right and shows nothing; weights that are not finite were not loaded.
+TEST(DamagedOperands, NothingButNaNRulesNothingOut) {
+  SmallTrace t;
+  const uint64_t a = t.Request({1, 2, 3, 4});
+  const Put put{.rows = {{a, 0, 4, 0, false}}};
+  const Put load{.step = -1, .phase = Phase::kLoad};
+  const auto nan = [](size_t n) { return Values(n, std::nanf("")); };
+  t.Record("layers.0.mlp.down_proj.weight", "out in", {8, 16}, nan(128), load);
+  t.Record("layers.0.mlp.act", "T f", {4, 16}, nan(64), put);
+  t.Record("layers.0.mlp.down", "T h", {4, 8}, nan(32), put);
+  const CheckResult r = Judge(t, {"linear", "nonfinite"});
+  EXPECT_EQ(r.findings.at(0).name, "layers.0.mlp.down_proj.weight");
+  EXPECT_EQ(r.findings.at(0).cls, "LOAD");
+  for (const LedgerEntry& e : r.ledger) {
+    if (e.hypothesis == hypothesis::kQuantised || e.hypothesis == hypothesis::kWeights) {
+      EXPECT_NE(e.state, CheckState::kRuledOut) << e.evidence[0];
+    }
+  }
+}
+
+// Experts whose gate and up are of other widths, and a bias that is not one number a row.
+TEST(DamagedOperands, ExpertsThatDoNotFitEachOtherAreNotTestable) {
+  for (const bool bias : {false, true}) {
+    for (const int64_t n : {int64_t{2}, int64_t{11}}) {
+      SmallTrace t;
+      const uint64_t a = t.Request({1, 2, 3, 4});
+      const Put put{.rows = {{a, 0, 4, 0, false}}};
+      const Put load{.step = -1, .phase = Phase::kLoad};
+      for (int64_t e = 0; e < 4; ++e) {
+        const std::string expert = "layers.0.mlp.experts." + std::to_string(e);
+        const int64_t width = bias || e > 0 ? 8 : n * 1000;
+        t.Record(expert + ".gate_proj.weight", "out in", {6, 8}, Noise(48, 1), load);
+        t.Record(expert + ".up_proj.weight", "out in", {6, width}, Noise(static_cast<size_t>(6 * width), 2), load);
+      }
+      if (bias) t.Record("layers.0.mlp.experts.gate_up_proj_bias", "n", {n}, Noise(static_cast<size_t>(n), 3), load);
+      t.Record("layers.0.moe.topk_ids", "T k", {4, 1}, std::vector<int64_t>{0, 1, 2, 3}, put);
+      t.Record("layers.0.moe.dispatched", "R h", {4, 8}, Noise(32, 4), {});
+      t.Record("layers.0.moe.gate_up", "R f", {4, 12}, Noise(48, 5), {});
+      const CheckResult r = Judge(t, {"experts"});
+      for (const FirstBad& bad : r.findings) EXPECT_NE(bad.name, "layers.0.moe.gate_up") << bad.evidence[0];
+    }
+  }
+}
+
+// Parts of a fused weight with fewer rows than none, or more than there are.
+TEST(DamagedOperands, PartsThatAreNoRowsOfTheWeightAreNotTaken) {
+  for (const char* parts : {"q_proj:16,k_proj:-8", "q_proj:-8,k_proj:8",
+                            "q_proj:9223372036854775807,k_proj:9223372036854775807", "q_proj:8,k_proj:17"}) {
+    SmallTrace t;
+    const uint64_t a = t.Request({1, 2, 3, 4});
+    const Put put{.rows = {{a, 0, 4, 0, false}}};
+    Put load{.step = -1, .phase = Phase::kLoad};
+    t.Record("layers.0.attn.qkv_proj.bias", "out", {24}, Noise(24, 1), load);
+    load.meta = {{"parts", parts}};
+    t.Record("layers.0.attn.qkv_proj.weight", "out in", {24, 8}, Noise(192, 2), load);
+    t.Record("layers.0.input_norm", "T h", {4, 8}, Noise(32, 3), put);
+    t.Record("layers.0.attn.k_proj", "T h", {4, 8}, Noise(32, 4), put);
+    EXPECT_TRUE(Judge(t, {"linear"}).findings.empty()) << parts;
+  }
+}
+
 }  // namespace
 }  // namespace assay
