@@ -2,6 +2,8 @@
 
 #include <cstdio>
 
+#include "base/terminal_controls.h"
+
 namespace assay {
 namespace {
 
@@ -24,12 +26,24 @@ size_t Utf8Length(std::string_view s) {
   return length;
 }
 
-// Escapes what JSON demands (quote, backslash, control bytes below 0x20) and nothing else; a byte that starts no valid
-// sequence becomes U+FFFD by itself, so the text behind it is found again.
+void AppendEscape(unsigned code, std::string* out) {
+  char buffer[8];
+  std::snprintf(buffer, sizeof buffer, "\\u%04x", code & 0xffff);
+  out->append(buffer);
+}
+
+// Escapes what JSON demands (quote, backslash, control bytes below 0x20) and what terminals obey; a byte that starts no
+// valid sequence becomes U+FFFD by itself, so the text behind it is found again.
 void AppendQuoted(std::string_view value, std::string* out) {
   out->push_back('"');
   while (!value.empty()) {
     const char c = value[0];
+    unsigned code = 0;
+    if (const size_t length = TerminalControl(value, &code); length > 0) {
+      AppendEscape(code, out);
+      value.remove_prefix(length);
+      continue;
+    }
     if (c == '"' || c == '\\') {
       out->push_back('\\');
       out->push_back(c);
@@ -38,9 +52,7 @@ void AppendQuoted(std::string_view value, std::string* out) {
     } else if (c == '\t') {
       out->append("\\t");
     } else if (static_cast<unsigned char>(c) < 0x20) {
-      char buffer[8];
-      std::snprintf(buffer, sizeof buffer, "\\u%04x", static_cast<unsigned>(c));
-      out->append(buffer);
+      AppendEscape(static_cast<unsigned char>(c), out);
     } else if (const size_t length = Utf8Length(value); length > 0) {
       out->append(value.substr(0, length));
       value.remove_prefix(length);

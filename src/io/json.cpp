@@ -1,10 +1,13 @@
 #include "io/json.h"
 
 #include <cmath>
+#include <cstdio>
 #include <exception>
 #include <iterator>
 #include <unordered_set>
 #include <vector>
+
+#include "base/terminal_controls.h"
 
 namespace assay {
 namespace {
@@ -181,13 +184,35 @@ Result<Json> ParseJson(std::string_view text, std::string_view what, uint64_t ba
                           ": " + failure);
 }
 
+namespace {
+
+// Outside of strings JSON is ASCII, so that every such character stands in one.
+std::string EscapeControls(const std::string& json) {
+  std::string out;
+  for (size_t i = 0; i < json.size();) {
+    unsigned code = 0;
+    const size_t length = TerminalControl(std::string_view(json).substr(i, 3), &code);
+    if (length == 0) {
+      out += json[i++];
+      continue;
+    }
+    char escaped[8];
+    std::snprintf(escaped, sizeof escaped, "\\u%04x", code & 0xffff);
+    out += escaped;
+    i += length;
+  }
+  return out;
+}
+
+}  // namespace
+
 // Text that is no UTF-8 (names of files) gets U+FFFD in place of the bad bytes, where dump would throw.
 std::string WriteJson(const Json& json, int indent) {
   constexpr auto kReplace = Json::error_handler_t::replace;
-  if (!HasNonFinite(json)) return json.dump(indent, ' ', false, kReplace);
+  if (!HasNonFinite(json)) return EscapeControls(json.dump(indent, ' ', false, kReplace));
   Json mended = json;
   MendNonFinite(&mended);
-  return mended.dump(indent, ' ', false, kReplace);
+  return EscapeControls(mended.dump(indent, ' ', false, kReplace));
 }
 
 // As text, which docs/json.md promises: JSON has no NaN and no infinities, and null would read as absent.

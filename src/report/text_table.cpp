@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstdio>
 
+#include "base/terminal_controls.h"
+
 namespace assay {
 namespace {
 
@@ -48,7 +50,7 @@ std::string TextTable::Text(int indent) const {
   return out;
 }
 
-// Bytes of 0x80 and above pass, as terminals take UTF-8, but for the C1 controls in it.
+// Bytes of 0x80 and above pass, as terminals take UTF-8, but for the controls in it.
 std::string Printable(std::string_view text, bool newlines) {
   std::string out;
   const auto escape = [&](char c) {
@@ -59,10 +61,10 @@ std::string Printable(std::string_view text, bool newlines) {
   for (size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
     const auto byte = static_cast<unsigned char>(c);
-    const auto next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : '\0');
-    if (byte == 0xc2 && next >= 0x80 && next < 0xa0) {  // C1 in UTF-8: U+009B is ESC [ in one
-      escape(c);
-      escape(text[++i]);
+    unsigned code = 0;
+    if (const size_t length = TerminalControl(text.substr(i), &code); length > 0) {
+      for (const char part : text.substr(i, length)) escape(part);
+      i += length - 1;
     } else if ((byte >= 0x20 && byte != 0x7f) || (newlines && c == '\n')) {
       out += c;
     } else if (c == '\n' || c == '\t') {

@@ -27,8 +27,8 @@ class TextTable {
   std::vector<std::vector<std::string>> rows_;
 };
 
-// Control characters (C0, DEL, C1 in UTF-8) as \n, \t or \x1b: names come from hosts and files and may hold anything,
-// and terminals obey it. newlines: those stay, for text of several lines.
+// Control characters (C0, DEL, those of base/terminal_controls.h) as \n, \t or \x1b: names come from hosts and files
+// and may hold anything, and terminals obey it. newlines: those stay, for text of several lines.
 std::string Printable(std::string_view text, bool newlines);
 // The same on one line, cut behind kMaxLineBytes: longer names are a slip of the host's.
 inline constexpr size_t kMaxLineBytes = 1000;

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "base/json_writer.h"
 #include "io/json.h"
 
 namespace assay {
@@ -83,6 +84,14 @@ TEST(Json, DoublesSurviveTheRoundTrip) {
 }
 
 TEST(Json, BytesThatAreNotUtf8AreReplacedOnOutput) { EXPECT_EQ(WriteJson(Json("a\xff")), "\"a\xEF\xBF\xBD\""); }
+
+// A name with ESC [ of eight bits and a right-to-left override; the euro sign stays.
+TEST(Json, WhatTerminalsObeyIsEscapedAndReadsBackTheSame) {
+  const std::string name = "a\u009b31m\u202eb\u2066\u20ac";
+  EXPECT_EQ(WriteJson(Json(name)), "\"a\\u009b31m\\u202eb\\u2066\u20ac\"");
+  EXPECT_EQ(ParseJson(WriteJson(Json(name)), "x")->get<std::string>(), name);
+  EXPECT_EQ(JsonQuote(name), WriteJson(Json(name)));
+}
 
 TEST(Json, FindKeyReturnsNullForMissingKeyAndOtherTypes) {
   const Json json = {{"a", 1}};

@@ -55,6 +55,7 @@ TEST(TextTable, ControlCharactersOfNamesDoNotReachTheTerminal) {
   EXPECT_EQ(Printable("x\ny\x1b", true), "x\ny\\x1b");
   // U+009B begins a sequence as ESC [ does; letters behind the same lead byte stay.
   EXPECT_EQ(Printable("\xc2\x9b\xc2\xb5", false), "\\xc2\\x9b\xc2\xb5");
+  EXPECT_EQ(Printable("a\u202eb\u2066c\u2067\u20ac", false), "a\\xe2\\x80\\xaeb\\xe2\\x81\\xa6c\\xe2\\x81\\xa7\u20ac");
 }
 
 TEST(OneLine, EscapesControlCharactersAndCutsBetweenCharacters) {
