@@ -149,8 +149,9 @@ class StaleRows final : public ScanCheck {
     if (!x || !y) return false;
     const auto p = RowOf(capture, *x, earlier.request, earlier.position),
                q = RowOf(capture, *y, later.request, later.position);
-    // A single key (position 0) is the output whatever the query is.
-    if (!p || !q || p->digest == q->digest || earlier.position == 0 || later.position == 0) return false;
+    // A single key (position 0) is the output whatever the query is. A later row is that of position 0 only where its
+    // own token is, or its keys are all equal.
+    if (!p || !q || p->digest == q->digest || later.position == 0) return false;
     // Equal keys make the softmax uniform whatever the query is.
     if (InputOf(stem) == "attn.q" && KeysAreEqual(capture, *b, later.request)) return false;
     const std::optional<bool> equal = TokensAreEqual(capture, *a, earlier, *b, later);

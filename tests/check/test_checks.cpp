@@ -133,16 +133,17 @@ TEST(CheckIds, SlotBehindTheEndOfThePoolIsNamed) {
 TEST(CheckIds, LastSlotOfThePoolIsRight) { EXPECT_RULED_OUT(SlotInPool(7)); }
 TEST(CheckIds, NegativeSlotIsNotWritten) { EXPECT_RULED_OUT(SlotInPool(-1)); }
 
-CheckResult Stale(bool stale, bool embed = true) {
+// Decode steps from position `first` on; the last one holds the row of step `of` where it is stale.
+CheckResult Stale(bool stale, bool embed = true, int64_t first = 2, uint64_t of = 2) {
   SmallTrace t(1, Level::kStats);
   const uint64_t a = t.Request({1, 2, 3, 4, 5, 6});
   for (int64_t step = 0; step < 4; ++step) {
     const uint64_t seed = static_cast<uint64_t>(step);
-    const Put put{.rows = {{a, 0, 1, 2 + step, false}}, .step = step, .phase = Phase::kDecode};
+    const Put put{.rows = {{a, 0, 1, first + step, false}}, .step = step, .phase = Phase::kDecode};
     if (embed) t.Record("embed", "T h", {1, 32}, Noise(32, 50 + seed), put);
     t.Record("layers.0.attn.k", "T H d", {1, 4, 8}, Noise(32, 70 + seed), put);
     t.Record("layers.0.attn.q", "T H d", {1, 4, 8}, Noise(32, 10 + seed), put);
-    t.Record("layers.0.attn.out", "T H dv", {1, 4, 8}, Noise(32, stale && step == 3 ? 32 : 30 + seed), put);
+    t.Record("layers.0.attn.out", "T H dv", {1, 4, 8}, Noise(32, stale && step == 3 ? 30 + of : 30 + seed), put);
   }
   return Judge(t, {"stale_rows"});
 }
@@ -151,6 +152,11 @@ TEST(CheckStaleRows, RowOfAnEarlierStepIsNamed) {
   const CheckResult r = Stale(true);
   EXPECT_FIRST(r, "layers.0.attn.out", "UNWRITTEN");
   EXPECT_EQ(r.findings[0].step, 3);
+}
+// The first position has one key; a later one has several, and its row is that one only by a buffer.
+TEST(CheckStaleRows, RowOfPositionZeroInALaterStepIsNamed) {
+  EXPECT_FIRST(Stale(true, true, 0, 0), "layers.0.attn.out", "UNWRITTEN");
+  EXPECT_RULED_OUT(Stale(false, true, 0, 0));
 }
 TEST(CheckStaleRows, RowOfAnEarlierStepIsNotRuledOutWhenTokensAreUnknown) {
   const CheckResult r = Stale(true, false);
