@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <map>
 
 #include "compare/measured_floor.h"
 #include "compare/other_tokens.h"
 #include "compare/row_inputs.h"
+#include "compare/site_noise.h"
 
 namespace assay {
 namespace {
@@ -16,29 +16,6 @@ namespace {
 constexpr double kStored = 0x1p-23;
 constexpr size_t kMaxNearTies = 1000;
 constexpr size_t kMajorityRows = 8;  // fewer rows than this are judged one by one only
-
-// The value below which 90 % of the values lie; 0 for none. Reorders.
-double Quantile90(std::vector<float>* values) {
-  if (values->empty()) return 0;
-  const size_t k = (values->size() * 9 + 9) / 10 - 1;
-  std::nth_element(values->begin(), values->begin() + static_cast<ptrdiff_t>(k), values->end());
-  return (*values)[k];
-}
-
-// The upper one of an even count. Reorders.
-double Median(std::vector<float>* values) {
-  if (values->empty()) return 0;
-  const size_t k = values->size() / 2;
-  std::nth_element(values->begin(), values->begin() + static_cast<ptrdiff_t>(k), values->end());
-  return (*values)[k];
-}
-
-// format has one %-conversion of a double.
-std::string Format(const char* format, double x) {
-  char buffer[64];
-  std::snprintf(buffer, sizeof buffer, format, x);
-  return buffer;
-}
 
 // One pass over the sites in causal order: a site's inputs are judged before it. Cells of a site are freed behind its
 // last reader, so memory follows the widest stretch of the graph and not its length.
@@ -55,7 +32,8 @@ class Judge {
         reader_(index),
         judged_(index.sites.size()),
         inputs_(index, graph, judged_),
-        aside_from_(index.n_rows, Judgement::kNever) {}
+        aside_from_(index.n_rows, Judgement::kNever),
+        longest_request_(LongestRequest(index)) {}
 
   // Rows behind other tokens are set aside from the first site on.
   Judgement Run() {
@@ -162,9 +140,9 @@ class Judge {
     const bool choice = node.op == SiteOp::kSelect || node.op == SiteOp::kArgmax;
     const bool companion = index_.sites[s].name.ends_with(".margin");
     const double tolerance = options_.tolerance.of(index_.sites[s].name);
-    noise_ = NoiseOf(s);
+    NoteNoise(s);
     const double spread = by_rows_ ? spread4_ : spread64_;
-    const double typical_gain = TypicalGain(s);
+    const double typical_gain = TypicalGain(node, judged_, s);
     const bool log_scale = index_.sites[s].parsed.stem.ends_with("lse");
     ratios_.clear();
     const MeasuredFloor floor = floors_ != nullptr ? (*floors_)[s] : MeasuredFloor();
@@ -442,71 +420,24 @@ class Judge {
     std::swap(outcome_, *found);
   }
 
-  // From the rows that are right alone: a fault must not widen the bounds of the sites behind it.
-  static double NoiseOfRight(const std::vector<Cell>& cells) {
-    std::vector<float> within;
-    for (const Cell& cell : cells) {
-      if (cell.state == CellState::kOk) within.push_back(static_cast<float>(std::min(cell.relative(), 1e30)));
-    }
-    return Quantile90(&within);
-  }
-
-  // Rounding noise of the operation on both sides, relative to the output.
-  double NoiseOf(uint32_t s) {
-    const GraphNode& node = graph_.nodes[s];
-    // K of the contraction: columns of the widest input, and the keys that attention sums over.
-    int64_t products = 1;
-    for (const GraphEdge& edge : node.edges) products = std::max(products, judged_[edge.site].cols);
-    if (node.op == SiteOp::kAttention || node.op == SiteOp::kMerge) products += LongestRequest();
-    double noise = 0;
-    // Rows read from the cache were rounded to its codes before they were written: a scale's product is all that may
-    // round behind that, to bf16 at the coarsest.
-    if (node.dequantised) {
-      for (double& u : roundoff_) u = std::min(u, UnitRoundoff(DType::kBF16));
-    }
-    for (int side : {kA, kB}) {
-      noise = std::hypot(noise,
-                         RoundingNoise(roundoff_[side], node.roundings, node.contracts, static_cast<double>(products)));
-    }
+  // Rounding of the operation itself, and how the table explains it.
+  void NoteNoise(uint32_t s) {
+    SiteNoise noise = NoiseOf(graph_.nodes[s], judged_, roundoff_, longest_request_);
     // Nothing observed before: rounding of everything that came before is in the value.
-    if (!outcome_.inputs_known) noise *= 8;
-    outcome_.basis = "rounding " + Format("%.1e", noise) + " (u " + Format("%.1e", roundoff_[kA]) + " and " +
-                     Format("%.1e", roundoff_[kB]) + ", " + Format("%.0f", node.roundings) + " roundings" +
-                     (node.contracts ? ", " + std::to_string(products) + " products" : std::string()) + ")";
+    if (!outcome_.inputs_known) noise.relative *= 8;
+    noise_ = noise.relative;
+    outcome_.basis = noise.Basis();
     if (const auto it = options_.floor.find(index_.sites[s].name); it != options_.floor.end()) {
-      if (4 * it->second > noise) noise = 4 * it->second;
+      noise_ = std::max(noise_, 4 * it->second);
       outcome_.basis += ", raised to 4 x measured floor " + Format("%.1e", it->second);
     }
-    return noise;
   }
 
+  // What the table says of bounds that the other layers lowered.
   std::string LoweredBy(uint32_t s) const {
     return Format("%g x ", kRowsOverFloor) + Format("%.1e a row, ", (*floors_)[s].row) +
            Format("%g x ", kMedianOverFloor) +
            Format("%.1e in most", std::max((*floors_)[s].median[0], (*floors_)[s].median[1]));
-  }
-
-  // Terms of attention's sums, at most.
-  int64_t LongestRequest() const {
-    int64_t longest = 1;
-    for (const RowInterval& interval : index_.intervals) longest = std::max(longest, int64_t{interval.count});
-    return longest;
-  }
-
-  // Median of |out| / |in| over the rows: a row that comes out unusually small has its error from its input's size.
-  double TypicalGain(uint32_t s) {
-    const GraphNode& node = graph_.nodes[s];
-    if ((node.op != SiteOp::kLinear && node.op != SiteOp::kCombine) || node.edges.empty()) return 0;
-    std::vector<float> gains;
-    const std::vector<Cell>& in = judged_[node.edges[0].site].cells;
-    const std::vector<Cell>& out = judged_[s].cells;
-    if (in.empty()) return 0;
-    for (size_t row = 0; row < out.size(); ++row) {
-      if (out[row].state != CellState::kAbsent && in[row].state != CellState::kAbsent && in[row].norm > 0) {
-        gains.push_back(out[row].norm / in[row].norm);
-      }
-    }
-    return Median(&gains);
   }
 
   // Figures that later sites ask for, and the line of the table.
@@ -554,6 +485,7 @@ class Judge {
   std::vector<JudgedSite> judged_;
   RowInputs inputs_;
   std::vector<uint32_t> aside_from_;  // as in Judgement
+  int64_t longest_request_;           // rows
   uint32_t first_live_ = 0;
   double false_alarm_ = 1;  // of one comparison
   double spread4_ = 1, spread64_ = 1;
