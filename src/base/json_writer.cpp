@@ -26,12 +26,6 @@ size_t Utf8Length(std::string_view s) {
   return length;
 }
 
-void AppendEscape(unsigned code, std::string* out) {
-  char buffer[8];
-  std::snprintf(buffer, sizeof buffer, "\\u%04x", code & 0xffff);
-  out->append(buffer);
-}
-
 // Escapes what JSON demands (quote, backslash, control bytes below 0x20) and what terminals obey; a byte that starts no
 // valid sequence becomes U+FFFD by itself, so the text behind it is found again.
 void AppendQuoted(std::string_view value, std::string* out) {
@@ -40,7 +34,7 @@ void AppendQuoted(std::string_view value, std::string* out) {
     const char c = value[0];
     unsigned code = 0;
     if (const size_t length = TerminalControl(value, &code); length > 0) {
-      AppendEscape(code, out);
+      AppendJsonEscape(code, out);
       value.remove_prefix(length);
       continue;
     }
@@ -52,7 +46,7 @@ void AppendQuoted(std::string_view value, std::string* out) {
     } else if (c == '\t') {
       out->append("\\t");
     } else if (static_cast<unsigned char>(c) < 0x20) {
-      AppendEscape(static_cast<unsigned char>(c), out);
+      AppendJsonEscape(static_cast<unsigned char>(c), out);
     } else if (const size_t length = Utf8Length(value); length > 0) {
       out->append(value.substr(0, length));
       value.remove_prefix(length);
@@ -66,6 +60,12 @@ void AppendQuoted(std::string_view value, std::string* out) {
 }
 
 }  // namespace
+
+void AppendJsonEscape(unsigned code, std::string* out) {
+  char buffer[8];
+  std::snprintf(buffer, sizeof buffer, "\\u%04x", code & 0xffff);
+  out->append(buffer);
+}
 
 std::string JsonQuote(std::string_view value) {
   std::string out;

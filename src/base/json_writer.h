@@ -41,5 +41,7 @@ class JsonWriter {
 
 // The string in quotes, escaped.
 std::string JsonQuote(std::string_view value);
+// Appends \uXXXX; code is one of the basic plane.
+void AppendJsonEscape(unsigned code, std::string* out);
 
 }  // namespace assay

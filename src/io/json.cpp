@@ -1,12 +1,12 @@
 #include "io/json.h"
 
 #include <cmath>
-#include <cstdio>
 #include <exception>
 #include <iterator>
 #include <unordered_set>
 #include <vector>
 
+#include "base/json_writer.h"
 #include "base/terminal_controls.h"
 
 namespace assay {
@@ -187,7 +187,8 @@ Result<Json> ParseJson(std::string_view text, std::string_view what, uint64_t ba
 namespace {
 
 // Outside of strings JSON is ASCII, so that every such character stands in one.
-std::string EscapeControls(const std::string& json) {
+std::string EscapeControls(std::string json) {
+  if (json.find_first_of("\xc2\xe2") == std::string::npos) return json;  // nearly always
   std::string out;
   for (size_t i = 0; i < json.size();) {
     unsigned code = 0;
@@ -196,9 +197,7 @@ std::string EscapeControls(const std::string& json) {
       out += json[i++];
       continue;
     }
-    char escaped[8];
-    std::snprintf(escaped, sizeof escaped, "\\u%04x", code & 0xffff);
-    out += escaped;
+    AppendJsonEscape(code, &out);
     i += length;
   }
   return out;

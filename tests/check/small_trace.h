@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <bit>
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -27,6 +29,13 @@ struct Put {
   std::vector<std::pair<std::string_view, std::string_view>> meta = {};
   DType compute = DType::kF32;
 };
+
+// Nearest bf16, ties to even, of a float; apart from what the sources round with.
+inline double Bf16(double x) {
+  auto bits = std::bit_cast<uint32_t>(static_cast<float>(x));
+  bits += 0x7fff + ((bits >> 16) & 1);
+  return double{std::bit_cast<float>(bits & 0xffff0000U)};
+}
 
 class SmallTrace {
  public:

@@ -2,7 +2,6 @@
 // other function or order of gate and up passes for it.
 #include <gtest/gtest.h>
 
-#include <bit>
 #include <cmath>
 #include <functional>
 #include <vector>
@@ -14,18 +13,12 @@
 namespace assay {
 namespace {
 
+using testing::Bf16;
 using testing::Judge;
 using testing::Noise;
 using testing::SmallTrace;
 
 constexpr int64_t kRows = 16, kF = 64;
-
-// Nearest bf16, ties to even.
-double Bf16(double x) {
-  auto bits = std::bit_cast<uint32_t>(static_cast<float>(x));
-  bits += 0x7fff + ((bits >> 16) & 1);
-  return std::bit_cast<float>(bits & 0xffff0000u);
-}
 
 // As eager code does it: each step makes a tensor.
 double GeluNew(double x) {

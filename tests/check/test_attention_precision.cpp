@@ -1,7 +1,6 @@
 // Sums of attention in a coarse type, and errors of their bound's size that no sum makes.
 #include <gtest/gtest.h>
 
-#include <bit>
 #include <cmath>
 #include <functional>
 
@@ -12,18 +11,12 @@
 namespace assay {
 namespace {
 
+using testing::Bf16;
 using testing::Judge;
 using testing::Noise;
 using testing::SmallTrace;
 
 constexpr int64_t kRows = 40, kHeads = 2, kWidth = 32;
-
-// Nearest bf16, ties to even.
-double Bf16(double x) {
-  auto bits = std::bit_cast<uint32_t>(static_cast<float>(x));
-  bits += 0x7fff + ((bits >> 16) & 1);
-  return double{std::bit_cast<float>(bits & 0xffff0000U)};
-}
 
 // Sums of scores, weights and values through `keep`; the result through `spoil`.
 CheckResult Attention(const std::function<double(double)>& keep, const std::function<double(double, size_t)>& spoil) {

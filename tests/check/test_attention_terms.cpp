@@ -2,7 +2,6 @@
 // have the causal bound in them; chunks whose log-sum-exps were left out or kept coarsely.
 #include <gtest/gtest.h>
 
-#include <bit>
 #include <cmath>
 #include <functional>
 
@@ -13,6 +12,7 @@
 namespace assay {
 namespace {
 
+using testing::Bf16;
 using testing::Judge;
 using testing::Noise;
 using testing::Put;
@@ -180,12 +180,6 @@ TEST(AttentionTerms, MaskOfPaddingAloneKeepsTheCausalBound) {
 
 // ---- chunks --------------------------------------------------------------------------------------------------------
 
-float Bf16(float x) {
-  auto bits = std::bit_cast<uint32_t>(x);
-  bits += 0x7fff + ((bits >> 16) & 1);
-  return std::bit_cast<float>(bits & 0xffff0000U);
-}
-
 // Two chunks of any values, merged by their log-sum-exps, or as a mean.
 CheckResult Merged(bool mean) {
   SmallTrace t;
@@ -248,7 +242,7 @@ CheckResult Lse(bool coarse) {
       for (int64_t c = 0; c < kWidth; ++c) score += At(q, i * kWidth + c) * At(k, p * kWidth + c) / 2;
       total += std::exp(score);
     }
-    lse.push_back(coarse ? Bf16(static_cast<float>(std::log(total))) : static_cast<float>(std::log(total) + 1.0 / 3));
+    lse.push_back(coarse ? static_cast<float>(Bf16(std::log(total))) : static_cast<float>(std::log(total) + 1.0 / 3));
   }
   t.Record("layers.0.attn.q", "T H d", {kRows, 1, kWidth}, q, put);
   t.Record("layers.0.attn.k", "T Hkv d", {kRows, 1, kWidth}, k, put);

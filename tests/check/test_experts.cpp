@@ -15,17 +15,11 @@
 namespace assay {
 namespace {
 
+using testing::ExpectNamed;
 using testing::Judge;
 using testing::Noise;
 using testing::Put;
 using testing::SmallTrace;
-
-// The finding stands at a hypothesis of its own class; only name and class are asked for.
-void ExpectNamed(const CheckResult& r, std::string_view name, std::string_view cls) {
-  ASSERT_FALSE(r.findings.empty());
-  EXPECT_EQ(r.findings[0].name, name);
-  EXPECT_EQ(r.findings[0].cls, cls) << r.findings[0].evidence[0];
-}
 
 constexpr int kTokens = 12, kChosen = 2, kExperts = 4, kIn = 16, kHalf = 8, kWide = 2 * kHalf;
 using Values = std::vector<float>;

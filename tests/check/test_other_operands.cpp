@@ -12,17 +12,11 @@
 namespace assay {
 namespace {
 
+using testing::ExpectNamed;
 using testing::Judge;
 using testing::Noise;
 using testing::Put;
 using testing::SmallTrace;
-
-// The finding stands at a hypothesis of its own class; only name and class are asked for.
-void ExpectNamed(const CheckResult& r, std::string_view name, std::string_view cls) {
-  ASSERT_FALSE(r.findings.empty());
-  EXPECT_EQ(r.findings[0].name, name);
-  EXPECT_EQ(r.findings[0].cls, cls) << r.findings[0].evidence[0];
-}
 
 double At(const std::vector<float>& x, int64_t i) { return double{x[static_cast<size_t>(i)]}; }
 

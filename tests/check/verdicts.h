@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -18,6 +19,13 @@ inline CheckResult Judge(SmallTrace& t, std::vector<std::string> only) {
   auto result = RunChecks(*capture, {.only = std::move(only)});
   EXPECT_TRUE(result.ok()) << result.status().message();
   return std::move(result).value();
+}
+
+// The finding stands at a hypothesis of its own class; only name and class are asked for.
+inline void ExpectNamed(const CheckResult& r, std::string_view name, std::string_view cls) {
+  ASSERT_FALSE(r.findings.empty());
+  EXPECT_EQ(r.findings[0].name, name);
+  EXPECT_EQ(r.findings[0].cls, cls) << r.findings[0].evidence[0];
 }
 
 }  // namespace assay::testing
