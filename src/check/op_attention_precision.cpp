@@ -9,23 +9,6 @@
 
 namespace assay::op {
 
-using oracle::Array;
-
-AttentionCall FewQueries(const AttentionCall& call) {
-  AttentionCall few = call;
-  size_t kept = 0;
-  for (AttentionBatch& b : few.batches) {
-    std::vector<int64_t> take;
-    for (size_t i = b.rows.size(); i-- > 0 && take.size() < 8;) take.push_back(static_cast<int64_t>(i));
-    std::reverse(take.begin(), take.end());
-    if (kept >= 16) take.clear();
-    kept += take.size();
-    KeepQueries(&b, take);
-  }
-  std::erase_if(few.batches, [](const AttentionBatch& b) { return b.rows.empty(); });
-  return few;
-}
-
 namespace {
 
 // One query of one head: scores, softmax and values summed one after the other, each step rounded. `scores`: of all
@@ -35,6 +18,7 @@ std::vector<double> InCoarseSums(const AttentionBatch& b, const AttentionCall& c
   const auto round = [&](double x) { return RoundToBits(x, bits); };
   const int64_t keys = b.k.shape[0], kv_heads = b.k.shape[1], d = b.k.shape[2];
   const int64_t kv = h / (call.heads / kv_heads), dv = call.value_dim;
+  if (keys == 0) return {};
   const double* q = b.q.values.data() + (t * call.heads + h) * d;
   const double top = *std::max_element(scores, scores + keys);
   if (!std::isfinite(top)) return {};

@@ -7,31 +7,6 @@
 #include "check/op_attention_trial.h"
 
 namespace assay::op {
-
-double LeastAt(const std::function<double(double)>& miss, double reach, double step) {
-  double best = 0, least = HUGE_VAL;
-  const auto take = [&](double x) {
-    const double m = miss(x);
-    if (m < least) least = m, best = x;
-    return best == x;
-  };
-  for (double x = -reach; x <= reach + step / 2; x += step) take(x);
-  for (step /= 2; step > 1e-9; step /= 2) {
-    if (const double from = best; !take(from - step)) take(from + step);
-  }
-  return best;
-}
-
-std::vector<int64_t> BlockSizes(const Subject& out, int64_t recorded) {
-  if (recorded <= 1) {
-    if (const auto text = out.capture().ProcessText(out.info(), "block_size"))
-      recorded = std::strtoll(text->c_str(), nullptr, 10);
-  }
-  constexpr int64_t kLargestBlock = 1 << 16;  // of a damaged trace's word a buffer would be made
-  if (recorded > 1 && recorded <= kLargestBlock) return {recorded};
-  return {16, 32, 64, 8, 4, 128};
-}
-
 namespace {
 
 using oracle::Array;
@@ -68,9 +43,10 @@ void TrySlopes(const Subject& out, const AttentionCall& call, Trial* trial) {
     return slopes;
   };
   if (attempt(times(-1), "fits the ALiBi slopes with the other sign")) return;
-  // Of all heads or of this rank's alone, by either formula.
+  // Of all heads or of this rank's alone, by either formula. The number of ranks is the file's word.
+  constexpr int64_t kMostRanks = 1024;
   const Shard& shard = out.info().event.shard;
-  const int64_t whole = call.heads * std::max<int64_t>(shard.count, 1), first = call.heads * shard.index;
+  const int64_t whole = call.heads * std::clamp<int64_t>(shard.count, 1, kMostRanks), first = call.heads * shard.index;
   for (const bool simple : {true, false}) {
     const std::vector<double> all = SlopesOf(whole, simple), own = SlopesOf(call.heads, simple);
     const std::string formula = simple ? "one geometric row" : "two geometric rows, as for a power of two and the rest";

@@ -483,5 +483,17 @@ TEST(DamagedOperands, PartsThatAreNoRowsOfTheWeightAreNotTaken) {
   }
 }
 
+// Slopes of so many heads as a number of ranks from the file would make.
+TEST(DamagedOperands, RanksBeyondCountMakeNoSlopes) {
+  SmallTrace t;
+  const uint64_t a = t.Request(std::vector<int64_t>(6, 1));
+  Put put{.rows = {{a, 0, 6, 0, false}}, .shard = {0, INT32_MAX, 0, int64_t{INT32_MAX} * 16}};
+  for (const char* name : {"layers.0.attn.q", "layers.0.attn.k", "layers.0.attn.v"})
+    t.Record(name, "T H d", {6, 2, 8}, Noise(96, static_cast<uint64_t>(name[14])), put);
+  t.Record("layers.0.attn.alibi_slopes", "H", {2}, Values{0.5F, 0.25F}, {});
+  t.Record("layers.0.attn.out", "T H dv", {6, 2, 8}, Noise(96, 4), put);
+  EXPECT_EQ(Judge(t, {"attention"}).findings.at(0).cls, "KERNEL");
+}
+
 }  // namespace
 }  // namespace assay
