@@ -140,7 +140,7 @@ void JudgeDynamic(const Capture& capture, const Tensor& scale, CheckReport* repo
   s.bad.constant_value = ratio;
   s.bad.constant = "scale used / that of the tensor";
   s.bad.confidence = 0.95;
-  s.bad.evidence.push_back("the scale is " + NumberText(ratio) + " times the largest magnitude of " + of + " over " +
+  s.bad.evidence.push_back("the scale is " + FactorText(ratio, 6) + " times the largest magnitude of " + of + " over " +
                            NumberText(code));
   report->Found(std::move(s));
 }

@@ -435,10 +435,8 @@ void TryScales(const Subject& out, const AttentionCall& call, Trial* trial) {
     const bool of_k = k_scale != 1 && (near(fit.factor, k_scale) || near(fit.factor, 1 / k_scale));
     const bool of_v = v_scale != 1 && (near(fit.output, v_scale) || near(fit.output, 1 / v_scale));
     Explanation why;
-    char text[160];
-    std::snprintf(text, sizeof text, "fits %.6g times the declared softmax scale and %.6g times the output", fit.factor,
-                  fit.output);
-    why.text = text;
+    why.text = "fits " + FactorText(fit.factor, 6) + " times the declared softmax scale and " + NumberText(fit.output) +
+               " times the output";
     if (of_v || of_k) {
       why.cls = fault_class::kKvScale;
       why.constant = of_v ? fit.output : fit.factor;

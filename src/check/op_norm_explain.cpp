@@ -191,9 +191,9 @@ std::optional<Explanation> ScatteredStatistics(const Subject& s, const NormCall&
   }
   if (10 * std::min(below, above) < ratios.size()) return std::nullopt;
   if (!FitsBetter(s, right, ByFactors(call, right, factors))) return std::nullopt;
-  return Explanation{fault_class::kPrecision,
-                     "each row is a factor of its own off, from " + NumberText(sorted.front(), 4) + " to " +
-                         NumberText(sorted.back(), 4) + ": statistics in a coarser type than declared"};
+  return Explanation{fault_class::kPrecision, "each row is a factor of its own off, from " +
+                                                  FactorText(sorted.front()) + " to " + FactorText(sorted.back()) +
+                                                  ": statistics in a coarser type than declared"};
 }
 
 }  // namespace

@@ -248,7 +248,7 @@ std::optional<Explanation> Scales(const QuantTrial& t, const Solver& solver) {
       for (size_t i : off) one[i] *= c;
       if (auto why =
               t.TryScales(one, {fault_class::kQScale,
-                                fits + NumberText(c) + " times " + Which(t, off, "scales") + ", the others right", c,
+                                fits + FactorText(c, 6) + " times " + Which(t, off, "scales") + ", the others right", c,
                                 "scale used / expected"}))
         return why;
     }
@@ -271,7 +271,7 @@ std::optional<Explanation> Scales(const QuantTrial& t, const Solver& solver) {
   if (solver.Surplus() < 2) return std::nullopt;
   return t.TryScales(
       used, {fault_class::kQScale, fits + Which(t, off, "scales") + " off, each by a factor of " + "its own, from " +
-                                       NumberText(least) + " to " + NumberText(most)});
+                                       FactorText(least, 6) + " to " + FactorText(most, 6)});
 }
 
 std::optional<Explanation> Zeros(const QuantTrial& t, const Solver& solver) {

@@ -273,7 +273,7 @@ std::optional<Explanation> ExplainFactor(const Subject& s, const Rotation& r, co
     Rotation changed = r;
     for (double& f : changed.frequencies.inverse) f *= c;
     if (!Fits(s, Turn(before, positions, changed))) continue;
-    return Explanation{fault_class::kRopeForm, "fits frequencies scaled by the factor " + NumberText(factor), c,
+    return Explanation{fault_class::kRopeForm, "fits frequencies scaled by the factor " + FactorText(factor, 6), c,
                        "frequency used / declared"};
   }
   return std::nullopt;

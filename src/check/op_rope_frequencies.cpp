@@ -125,11 +125,12 @@ std::optional<Explanation> AsReadOff(const Rotation& declared, const FrequencyFi
   Explanation why{fault_class::kRopeForm, "every row fits one constant frequency a pair: " + PairsText(other) + " of " +
                                               std::to_string(fit.pairs.size()) + " by "};
   if (most - least <= 1e-3 * std::abs(most)) {
-    why.text += NumberText(most) + " times the declared one";
+    why.text += FactorText(most, 6) + " times the declared one";
     why.constant = most;
     why.meaning = "frequency used / declared";
   } else {
-    why.text += NumberText(least) + " to " + NumberText(most) + " times the declared ones, by no formula that is known";
+    why.text +=
+        FactorText(least, 6) + " to " + FactorText(most, 6) + " times the declared ones, by no formula that is known";
   }
   return why;
 }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
 
 #include "check/weights_slab.h"
 #include "finding/finding.h"
@@ -107,7 +108,7 @@ std::string RatioRange(const UsedScales& u) {
     ++told;
     off += std::fabs(ratio - 1) > 1e-5 ? 1 : 0;
   }
-  return "scale used / expected " + NumberText(low) + " to " + NumberText(high) + ", one ratio in each group; " +
+  return "scale used / expected " + FactorText(low, 6) + " to " + FactorText(high, 6) + ", one ratio in each group; " +
          NumberText(off) + " of " + NumberText(told) + " groups are off";
 }
 
@@ -155,13 +156,17 @@ bool MostlyElsewhere(const UsedScales& u, double roundoff) {
 
 // The one factor of the groups that are off, when it is one.
 Constant OneFactor(const UsedScales& u) {
-  std::map<int64_t, int64_t> ratios;
+  constexpr double kCoarse = 1e5;  // equal to five digits: one factor
+  std::map<int64_t, std::vector<double>> ratios;
   for (size_t g = 0; g < u.used.size(); ++g) {
-    if (!std::isnan(u.used[g])) ++ratios[std::llround(u.used[g] / u.right[g] * 1e5)];
+    const double ratio = u.used[g] / u.right[g];
+    if (!std::isnan(ratio)) ratios[std::llround(ratio * kCoarse)].push_back(ratio);
   }
-  ratios.erase(100000);
+  ratios.erase(std::llround(kCoarse));
   if (ratios.size() != 1) return {};
-  return Constant{static_cast<double>(ratios.begin()->first) * 1e-5, "scale used / expected, where it is off"};
+  const std::vector<double>& equal = ratios.begin()->second;
+  const double mean = std::accumulate(equal.begin(), equal.end(), 0.0) / static_cast<double>(equal.size());
+  return Constant{mean, "scale used / expected, where it is off"};
 }
 
 }  // namespace
@@ -183,7 +188,7 @@ MaybeExplained FitOneRatio(const WeightSlab& s) {
     square += s.expect[static_cast<size_t>(i)] * s.expect[static_cast<size_t>(i)];
   }
   ratio = cross / square;  // all elements carry more digits than the largest alone
-  std::vector<std::string> evidence = {"all " + NumberText(s.size()) + " elements are " + NumberText(ratio) +
+  std::vector<std::string> evidence = {"all " + NumberText(s.size()) + " elements are " + FactorText(ratio, 6) +
                                        " times the expected ones"};
   if (s.global_scale != 0) {
     const double g = s.global_scale, squared = s.global_divides ? g * g : 1 / (g * g);

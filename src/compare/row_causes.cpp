@@ -6,6 +6,7 @@
 #include <set>
 #include <unordered_map>
 
+#include "base/number_text.h"
 #include "compare/row_values.h"
 
 namespace assay {
@@ -385,7 +386,7 @@ class Explainer {
     const bool lse = stem.ends_with("lse");
     const bool cache = Is("attn.kv_write");
     cause_.cls = lse ? fault_class::kLse : cache ? fault_class::kKvScale : fault_class::kScale;
-    cause_.constant = "B = " + Printf("%.4f", c) + " A";
+    cause_.constant = "B = " + FactorText(c, 5) + " A";
     constexpr double kLog2e = 1.4426950408889634;
     if (std::fabs(c - kLog2e) < 1e-3) cause_.constant += " (log2 e: logarithm of base 2 on side B)";
     if (std::fabs(c - 1 / kLog2e) < 1e-3) cause_.constant += " (ln 2: logarithm of base 2 on side A)";

@@ -94,7 +94,7 @@ void FitGroups(const Evidence& evidence, Axis axis, std::vector<Explanation>* fo
       evidence.AddConstant(ratio.value, ratio.uncertainty, &x, &model);
       model.price += Evidence::ChoiceBits(groups.wrong, groups.size());
       x.members = groups.wrong;
-      x.parameters = std::string(NameOf(axis)) + " " + ListText(groups.wrong) + ": " + NumberText(ratio.value);
+      x.parameters = std::string(NameOf(axis)) + " " + ListText(groups.wrong) + ": " + FactorText(ratio.value, 6);
       if (evidence.Judge(model, &x)) found->push_back(x);
     }
   }
@@ -115,8 +115,8 @@ void FitGroups(const Evidence& evidence, Axis axis, std::vector<Explanation>* fo
     x.factors.push_back(ratio.value);
   }
   if (x.members.empty()) return;
-  x.parameters =
-      std::string(NameOf(axis)) + " " + ListText(x.members) + ": " + NumberText(least) + " to " + NumberText(most);
+  x.parameters = std::string(NameOf(axis)) + " " + ListText(x.members) + ": " + FactorText(least, 6) + " to " +
+                 FactorText(most, 6);
   if (evidence.Judge(model, &x)) found->push_back(x);
 }
 
@@ -130,7 +130,7 @@ void FitScales(const Evidence& evidence, std::vector<Explanation>* found) {
     Model model = WithBounds(evidence);
     Scale(evidence, all, ratio.value, &model);
     evidence.AddConstant(ratio.value, ratio.uncertainty, &x, &model);
-    x.parameters = NumberText(ratio.value) + " times expected";
+    x.parameters = FactorText(ratio.value, 6) + " times expected";
     if (evidence.Judge(model, &x)) found->push_back(x);
   }
   for (const Axis axis : {Axis::kRow, Axis::kHead, Axis::kColumn, Axis::kBlock}) FitGroups(evidence, axis, found);

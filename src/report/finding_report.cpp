@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "base/number_text.h"
 #include "report/text_table.h"
 
 namespace assay {
@@ -119,7 +120,7 @@ std::string FindingTail(const FirstBad& f) {
 
 std::string FindingText(const FirstBad& f, bool first, std::string_view kind) {
   std::string out = FindingHead(f, first, kind) + "  class     " + f.cls;
-  if (!std::isnan(f.constant_value)) out += ", " + ShortNumber(f.constant_value);
+  if (!std::isnan(f.constant_value)) out += ", " + FactorText(f.constant_value);
   if (!f.constant.empty()) out += (!std::isnan(f.constant_value) ? ": " : ", ") + OneLine(f.constant);
   out += "\n";
   if (!f.bound_basis.empty()) {

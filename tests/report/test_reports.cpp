@@ -89,6 +89,17 @@ TEST(FindingText, NamesOfAHostStayOnOneLineOfBoundedLength) {
   }
 }
 
+TEST(FindingText, AFactorNearOneIsNotPrintedAsOne) {
+  FirstBad f;
+  f.name = "layers.0.attn.kv_write";
+  f.cls = "KV-SCALE";
+  f.constant = "row read back / row written";
+  f.constant_value = 1025.0 / 1024;
+  EXPECT_NE(FindingText(f, true).find("KV-SCALE, 1.000977: row read back"), std::string::npos) << FindingText(f, true);
+  f.constant_value = 1.0003;  // four digits would be 1
+  EXPECT_NE(FindingText(f, true).find("KV-SCALE, 1.0003: row read back"), std::string::npos) << FindingText(f, true);
+}
+
 TEST(LedgerText, SaysWhatToRecordForWhatIsNotTestable) {
   const std::string text = LedgerText({{"rope", CheckState::kRuledOut, {"12 results", "0.1 of the bound"}, ""},
                                        {"moe", CheckState::kNotTestable, {}, "record moe.router_logits"}});
