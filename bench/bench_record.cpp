@@ -4,7 +4,7 @@
 //
 // Every figure is nanoseconds a call, the median of --repeats (9) timings of --events (4000) calls each, in processor
 // time of one thread. The baseline of "off" is the same loop without the probe; of "on" it is a copy of the tensor's
-// bytes, timed in turn with the calls.
+// bytes, timed in turn with the calls. Of a decode step (below) the figures are nanoseconds a segment, in wall time.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -140,6 +140,118 @@ std::vector<Row> Measure(const Options& options, const std::string& folder) {
   return rows;
 }
 
+// --- A decode step ---------------------------------------------------------------------------------------------------
+//
+// What an engine with small tensors does: many events a step, one row of each request in each, half of them cut out of
+// wider rows and with heads. Between two events the host runs its own kernels: `cold` reads 4 MiB of other memory
+// there, and each tensor is written just before it is recorded.
+
+struct StepTensor {
+  int64_t heads, dim;   // heads 1: no head axis
+  int64_t head_stride;  // elements; dim when heads is 1
+  uint32_t site = 0;
+  std::vector<uint16_t> values = {};  // bf16
+};
+
+constexpr int kStepEvents = 60;
+constexpr int kSteps = 24;  // of a repeat
+constexpr size_t kOtherBytes = size_t{4} << 20;
+
+double Wall() {
+  std::timespec t{};
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return static_cast<double>(t.tv_sec) * 1e9 + static_cast<double>(t.tv_nsec);
+}
+
+// Two rows: without the events that grew the file (the sum of each event's median), and all of them (the mean).
+void MeasureStep(const Options& options, const std::string& folder, int64_t requests, bool cold,
+                 std::vector<Row>* rows) {
+  assay_trace* trace = Open(folder, "stats");
+  std::vector<StepTensor> tensors = {{1, 1024, 1024}, {8, 48, 112}, {1, 512, 512}, {8, 64, 64},
+                                     {1, 32, 32},     {8, 32, 96},  {1, 256, 256}, {8, 64, 112}};
+  uint64_t random = 1;
+  for (size_t k = 0; k < tensors.size(); ++k) {
+    StepTensor& t = tensors[k];
+    t.values.resize(static_cast<size_t>(requests * t.heads * t.head_stride));
+    for (uint16_t& value : t.values) {  // both signs, exponents -6 to 1
+      random = random * 6364136223846793005u + 1442695040888963407u;
+      value = static_cast<uint16_t>((random >> 63) << 15 | (121 + (random >> 40) % 8) << 7 | (random >> 50) % 128);
+    }
+    assay_site_info info = assay_site_info_init();
+    const std::string name = "layers." + std::to_string(k) + (t.heads > 1 ? ".attn.q" : ".ffn.out");
+    info.name = name.c_str();
+    info.axes = t.heads > 1 ? "T H d" : "T c";
+    assay_add_site(trace, &info, &t.site, nullptr);
+  }
+  std::vector<assay_row_run> runs;
+  for (int64_t r = 0; r < requests; ++r) runs.push_back({static_cast<uint64_t>(1000 + r), r, 1, 100 + 7 * r, 0, 0});
+
+  std::vector<unsigned char> other(kOtherBytes, 1), copy(size_t{1} << 16);
+  uint64_t sink = 0;
+  int64_t failed = 0;
+  const auto disturb = [&] {
+    for (size_t at = 0; cold && at < other.size(); at += 64) sink += other[at];
+  };
+  std::vector<std::vector<double>> calls(kStepEvents), copies(kStepEvents);
+  std::vector<double> means;
+  for (int r = 0; r < options.repeats; ++r) {
+    double total = 0;
+    for (int step = 0; step < kSteps; ++step) {
+      for (int e = 0; e < kStepEvents; ++e) {
+        StepTensor& t = tensors[static_cast<size_t>(e) % tensors.size()];
+        const int64_t shape[] = {requests, t.heads, t.dim}, strides[] = {t.heads * t.head_stride, t.head_stride, 1};
+        const int64_t flat_shape[] = {requests, t.dim}, flat_strides[] = {t.dim, 1};
+        assay_event event = assay_event_init();
+        event.site = t.site;
+        event.step = step;
+        event.data = t.values.data();
+        event.dtype = ASSAY_DTYPE_BF16;
+        event.ndim = t.heads > 1 ? 3 : 2;
+        event.shape = t.heads > 1 ? shape : flat_shape;
+        event.strides = t.heads > 1 ? strides : flat_strides;
+        event.runs = runs.data();
+        event.n_runs = runs.size();
+        for (const bool record : {true, false}) {
+          disturb();
+          for (uint16_t& value : t.values) value = static_cast<uint16_t>(value ^ 0x8000);
+          const double begin = Wall();
+          if (record) {
+            failed += assay_record(trace, &event, nullptr) != ASSAY_OK;
+          } else {
+            unsigned char* to = copy.data();
+            for (int64_t k = 0; k < requests * t.heads; ++k, to += 2 * t.dim) {
+              std::memcpy(to, t.values.data() + k * t.head_stride, static_cast<size_t>(2 * t.dim));
+            }
+            asm volatile("" : : "r"(copy.data()) : "memory");
+          }
+          const double took = Wall() - begin;
+          (record ? calls : copies)[static_cast<size_t>(e)].push_back(took);
+          if (record) total += took;
+        }
+      }
+    }
+    means.push_back(total);
+  }
+  if (failed != 0 || sink == 1) std::fprintf(stderr, "bench_record: %ld records failed\n", static_cast<long>(failed));
+  assay_close(&trace, nullptr);
+  std::filesystem::remove_all(folder + "/trace-stats");
+
+  const auto segments = static_cast<double>(kStepEvents * requests);
+  double call = 0, plain = 0;
+  for (int e = 0; e < kStepEvents; ++e) {
+    call += Median(calls[static_cast<size_t>(e)]) / segments;
+    plain += Median(copies[static_cast<size_t>(e)]) / segments;
+  }
+  const std::string name = "decode " + std::to_string(requests) + (requests == 1 ? " request " : " requests ") +
+                           (cold ? "cold" : "warm") + ", a segment";
+  for (const Row& row : {Row{name, call, "memcpy of the row", plain},
+                         Row{name + " with growth", Median(means) / kSteps / segments, "memcpy of the row", plain}}) {
+    std::printf("%-44s %10.1f ns   %s %.1f ns\n", row.name.c_str(), row.value, row.baseline.c_str(),
+                row.baseline_value);
+    rows->push_back(row);
+  }
+}
+
 bool WriteJson(const std::string& file, const std::vector<Row>& rows) {
   assay::JsonWriter json;
   json.BeginObject();
@@ -176,7 +288,10 @@ int main(int argc, char** argv) {
   if (options.events < 1 || options.repeats < 1) return 2;
   char folder[] = "/tmp/assay-bench-record-XXXXXX";
   if (mkdtemp(folder) == nullptr) return 4;
-  const std::vector<Row> rows = Measure(options, folder);
+  std::vector<Row> rows = Measure(options, folder);
+  for (const int64_t requests : {1, 8}) {
+    for (const bool cold : {false, true}) MeasureStep(options, folder, requests, cold, &rows);
+  }
   std::filesystem::remove_all(folder);
   if (!options.json.empty() && !WriteJson(options.json, rows)) {
     std::fprintf(stderr, "bench_record: cannot write %s\n", options.json.c_str());
