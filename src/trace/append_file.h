@@ -3,7 +3,7 @@
 // A record is reserved (atomic compare-exchange of the tail), filled in place, and committed by a release store of its
 // tag. No system call lies on that path while reserved space lasts; growing takes a mutex and a few system calls. The
 // address range of the whole cap is set aside at the start, so that a record never straddles two mappings. Nothing is
-// ever mapped beyond space that the file system has promised: a full disk is an error code here, never SIGBUS.
+// ever touched beyond space that the file system has promised: a full disk is an error code here, never SIGBUS.
 //
 // It does not survive somebody else shortening the file, as no shared mapping does. After fork() the child must not
 // touch it (the mapping is not inherited); forked() tells.
@@ -26,7 +26,7 @@ struct AppendFileOptions {
   std::string path;                            // must not exist
   uint64_t byte_cap = uint64_t{4} << 30;       // events are refused beyond it
   uint64_t reserve_step = uint64_t{64} << 20;  // growth; halved down to 64 KiB when the disk refuses
-  uint64_t ready_step = uint64_t{1} << 20;     // zeroed and made present ahead of the writers at a time
+  uint64_t ready_step = uint64_t{256} << 10;   // zeroed and made present ahead of the writers at a time
   int (*reserve_hook)(uint64_t offset, uint64_t size_bytes) = nullptr;  // tests: errno to fail with, 0 to go on
 };
 
@@ -80,8 +80,9 @@ class AppendFile {
   Status Map();
   // Makes [0, needed_end) ready, or says why not; true when another thread has done it meanwhile.
   bool Grow(uint64_t needed_end, format::DropReason* why);
-  // These three return 0 or an errno; under grow_mutex_, or from Map before the object is shared.
+  // These four return 0 or an errno; under grow_mutex_, or from Map before the object is shared.
   int WriteZeros(uint64_t offset, uint64_t size_bytes);
+  int TakeFaults(uint64_t from, uint64_t end);
   int ReserveMapped(uint64_t end);
   int MakeReady(uint64_t end);
 
@@ -94,6 +95,12 @@ class AppendFile {
   AppendFileOptions options_;
   // Kept for growing and for trimming at Close.
   FileDescriptor fd_;
+  // What zeros that were written are worth there.
+  enum class Storage : uint8_t {
+    kUnknown,  // may refuse a page when it is touched: copy on write, network, overlays
+    kDisk,     // blocks are there: touching a page cannot fail for want of space
+    kMemory,   // the same, and space that is reserved is memory that is used up: none is ahead of the zeros
+  } storage_ = Storage::kUnknown;
   // First byte of the file in memory; never moves, as records are addressed by pointer while they are filled.
   unsigned char* base_ = nullptr;
   uint64_t range_bytes_ = 0;            // address range, cap and slack

@@ -21,7 +21,7 @@ struct TraceWriterOptions {
   uint64_t byte_cap = uint64_t{4} << 30;        // event bytes of this process; beyond it events are dropped and counted
   uint64_t payload_budget = uint64_t{1} << 30;  // bytes of payload of this process
   uint64_t reserve_step = uint64_t{64} << 20;   // growth of the reserved file
-  uint64_t ready_step = uint64_t{1} << 20;      // zeroed and made present ahead of the writers at a time
+  uint64_t ready_step = uint64_t{256} << 10;    // zeroed and made present ahead of the writers at a time
   bool manifest = true;                         // Close() renews manifest.json
   int (*reserve_hook)(uint64_t offset, uint64_t size_bytes) = nullptr;  // tests: an errno to fail a growth with, or 0
 };
