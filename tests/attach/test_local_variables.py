@@ -4,6 +4,7 @@ import asyncio
 import functools
 import importlib.util
 import inspect
+import linecache
 import sys
 import traceback
 
@@ -117,6 +118,72 @@ def chained(x):
     k: int = k + 1
     return a, k
 
+def maybe(x):
+    k = 0
+    y = x and (k := x + 1)
+    if x > 5 or (k := 9):
+        return max((k := k * 2), 1)
+
+def every(n):
+    return [(k := i) for i in range(n)]
+
+def matched(x):
+    match x:
+        case (k, 1):
+            return k
+        case {"a": k} if k > 1:
+            return k
+        case [*k]:
+            return k
+
+def handled(x):
+    try:
+        k = int(x)
+    except ValueError:
+        k = -1
+    else:
+        k = 5
+    finally:
+        k = k + 1
+    return k
+
+def deleted(x):
+    k = x
+    del x
+    k = k + 1
+    return k
+
+def recursive(x):
+    k = x
+    return recursive(x - 1) if x else k
+
+def outer(x):
+    k = x
+    return k
+
+class Named:
+    def run(self, x):
+        k = super(Named, self).__hash__() and x
+        text = f"""
+not indented"""
+        return k + Named.more(x)
+
+    @staticmethod
+    def more(x):
+        return x
+
+def bare(function):
+    def inner(*args):
+        return function(*args)
+    return inner
+
+@bare
+def hidden(x):
+    k = x
+    return k
+
+partial = functools.partial(nested, 3)
+
 one_line = lambda x: x
 '''
 
@@ -220,6 +287,61 @@ def test_NestedFunctionsAndChainedAssignmentsCountForThemselves(lib):
     assert lib.nested(1) == 2 and nested == [("k#1", 2)]
     chained = see(lib.chained, "k#1", "k#2", "a")
     assert lib.chained(5) == (5, 6) and chained == [("a", 5), ("k#1", 5), ("k#2", 6)]
+
+
+def test_WhatIsAssignedInAnExpressionIsSeenWhenItIsEvaluated(lib):
+    seen = see(lib.maybe, "k#1", "k#2", "k#3", "k#4", "k#last")
+    assert lib.maybe(0) == 18
+    assert seen == [("k#1", 0), ("k#3", 9), ("k#4", 18), ("k#last", 18)]
+    seen.clear()
+    assert lib.maybe(6) == 14
+    assert seen == [("k#1", 0), ("k#2", 7), ("k#4", 14), ("k#last", 14)]
+    each = see(lib.every, "k")
+    assert lib.every(2) == [0, 1] and each == [("k", 0), ("k", 1)]
+
+
+def test_PatternsBindAndHandlersCountInTheOrderOfTheSource(lib):
+    captured = see(lib.matched, "k#1", "k#2", "k#3")
+    assert lib.matched((4, 1)) == 4 and lib.matched({"a": 2}) == 2 and lib.matched([3]) == [3]
+    assert captured == [("k#1", 4), ("k#2", 2), ("k#3", [3])]
+    handled = see(lib.handled, "k#2", "k#3", "k#4")
+    assert lib.handled("x") == 0 and lib.handled("1") == 6
+    assert handled == [("k#2", -1), ("k#4", 0), ("k#3", 5), ("k#4", 6)]
+
+
+def test_AFunctionMayNameItselfItsClassAndDeleteItsArgument(lib):
+    deeper = see(lib.recursive, "k")
+    assert lib.recursive(1) == 0 and deeper == [("k", 1), ("k", 0)]
+    named = see(lib.Named.run, "k", "text")
+    assert lib.Named().run(2) == 4 and named == [("k", 2), ("text", "\nnot indented")]
+    assert lib.deleted(1) == 2 and see(lib.deleted, "k#2") == [] and lib.deleted(1) == 2
+    plain = see(lib.outer, "k")
+    assert lib.outer(3) == 3 and plain == [("k", 3)]
+
+
+def test_AnArgumentIsReadAtTheReturn(lib):
+    seen = see(lib.nested, "x#last")
+    assert lib.nested(1) == 2 and seen == [("x#last", 1)]
+    with pytest.raises(NotFoundError, match="assigns nothing to it; x#last is there"):
+        see(lib.nested, "x")
+
+
+def test_WhatADecoratorHidesIsFoundByItsName(lib):
+    function = local_variables.plain(lib.hidden, "hidden")
+    assert function.__name__ == "hidden" and local_variables.plain(lib.hidden, "other").__name__ == "inner"
+    assert local_variables.plain(lib.partial) is lib.nested
+
+
+def test_ASourceThatHasChangedIsNotPutInItsPlace(lib):
+    path = inspect.getsourcefile(lib.nested)
+    with open(path) as file:
+        text = file.read()
+    with open(path, "w") as file:
+        file.write(text.replace("k = inner(x)", "k = inner(-x)"))
+    linecache.checkcache(path)
+    with pytest.raises(NotFoundError, match="was it changed since"):
+        see(lib.nested, "k")
+    assert lib.nested(1) == 2
 
 
 def test_TracebacksHaveTheLinesOfTheSource(lib):

@@ -10,9 +10,9 @@ import __future__
 
 import ast
 import copy
+import functools
 import inspect
 import re
-import textwrap
 import weakref
 from collections.abc import Callable
 from types import CodeType, FunctionType
@@ -41,38 +41,83 @@ class Wanted:
         self.number = int(which) if which and not self.at_exit else 0  # 0: every
 
 
-def rewrite(function: FunctionType, names: list[str], probe_name: str) -> CodeType:
-    """Code for ``function`` that calls the global ``probe_name``(number of the name, value, first argument) wherever one
-    of ``names`` has been assigned. Raises NotFoundError when the source is not there or a name is never assigned."""
+def rewrite(function: FunctionType, names: list[str], probe_name: str, original: CodeType) -> CodeType:
+    """Code for ``function`` that calls the global ``probe_name``(number of the name, value, first argument), which gives
+    the value, wherever one of ``names`` has been assigned. Raises NotFoundError when the source is not there or a name is
+    never assigned. original: the function's code as it was imported."""
     wanted = [Wanted(n) for n in names]
     code = function.__code__
-    try:
-        lines, first = inspect.getsourcelines(code)
-    except (OSError, TypeError):
-        raise NotFoundError(f"the source of {function.__qualname__} is not available ({code.co_filename})") from None
-    try:
-        tree = ast.parse(textwrap.dedent("".join(lines)))
-    except SyntaxError as problem:
-        raise NotFoundError(f"the source of {function.__qualname__} cannot be read: {problem}") from None
-    definition = tree.body[0]
-    if not isinstance(definition, (ast.FunctionDef, ast.AsyncFunctionDef)) or definition.name != code.co_name:
-        raise NotFoundError(f"the source of {function.__qualname__} is not a plain function ({code.co_filename})")
+    definition = _definition(function, original)
     definition.decorator_list = []
+    _clear_defaults(definition)
     arguments = definition.args
-    first_argument = [a.arg for a in (*arguments.posonlyargs, *arguments.args)][:1]
-    inserter = _Inserter(wanted, probe_name, first_argument[0] if first_argument else None)
+    first_argument = next((a.arg for a in (*arguments.posonlyargs, *arguments.args)), None)
+    if first_argument is not None and _deletes(definition, first_argument):
+        first_argument = None
+    inserter = _Inserter(wanted, probe_name, first_argument)
     definition.body = inserter.body(definition.body)
-    for number, w in enumerate(wanted):
-        if inserter.counts.get(w.name, 0) < max(w.number, 1):
-            known = sorted(inserter.counts)
-            there = inserter.counts.get(w.name, 0)
-            if there:
-                raise NotFoundError(f"{function.__qualname__} assigns {w.name} {there} time(s), not {w.number}")
-            raise NotFoundError(f"{function.__qualname__} has no local variable {w.name}{nearest(w.name, known)}")
+    own = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
+    for w in wanted:
+        there = inserter.counts.get(w.name, 0)
+        if there >= max(w.number, 1) or (w.at_exit and w.name in own):
+            continue
+        if there:
+            raise NotFoundError(f"{function.__qualname__} assigns {w.name} {there} time(s), not {w.number}")
+        if w.name in own:
+            raise NotFoundError(f"{function.__qualname__} has {w.name}, but assigns nothing to it; {w.name}#last is there")
+        known = sorted(inserter.counts)
+        raise NotFoundError(f"{function.__qualname__} has no local variable {w.name}{nearest(w.name, known)}")
     if any(w.at_exit for w in wanted):
         definition.body = _AtExit(wanted, inserter).apply(definition.body)
-    _clear_defaults(definition)
-    return _compile(function, definition, first - 1)
+    return _compile(function, definition)
+
+
+def _definition(function: FunctionType, original: CodeType) -> ast.FunctionDef | ast.AsyncFunctionDef:
+    """A copy of the function's definition in its source file, which is compared with the code that was imported."""
+    try:
+        lines, _ = inspect.findsource(original)
+    except (OSError, TypeError):
+        raise NotFoundError(
+            f"the source of {function.__qualname__} is not available ({original.co_filename})"
+        ) from None
+    try:
+        definitions, codes = _read(original.co_filename, "".join(lines))
+    except (SyntaxError, ValueError) as problem:
+        raise NotFoundError(f"the source of {function.__qualname__} cannot be read: {problem}") from None
+    if original.co_name == "<lambda>":
+        raise NotFoundError(f"the source of {function.__qualname__} is not a plain function ({original.co_filename})")
+    place = original.co_firstlineno, original.co_name
+    if place not in definitions or original.co_code not in [c.co_code for c in codes if _place(c) == place]:
+        raise NotFoundError(
+            f"{original.co_filename} does not have the {function.__qualname__} that runs: was it changed since?"
+        )
+    return copy.deepcopy(definitions[place])
+
+
+@functools.lru_cache(maxsize=1)
+def _read(
+    path: str, source: str
+) -> tuple[dict[tuple[int, str], ast.FunctionDef | ast.AsyncFunctionDef], list[CodeType]]:
+    """All functions of a source file: their definitions by place, and their code."""
+    tree = ast.parse(source)
+    definitions = {}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            definitions[first, node.name] = node
+    codes = [compile(tree, path, "exec", dont_inherit=True)]
+    for code in codes:  # which grows
+        codes.extend(constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return definitions, codes
+
+
+def _place(code: CodeType) -> tuple[int, str]:
+    return code.co_firstlineno, code.co_name
+
+
+def _deletes(definition: ast.AST, name: str) -> bool:
+    """Whether ``del name`` is in the function: behind it the name cannot be read."""
+    return any(isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Del) for n in ast.walk(definition))
 
 
 def _clear_defaults(definition: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
@@ -86,15 +131,18 @@ def _clear_defaults(definition: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
     definition.returns = None
 
 
-def _compile(function: FunctionType, definition: ast.stmt, line_offset: int) -> CodeType:
+def _compile(function: FunctionType, definition: ast.FunctionDef | ast.AsyncFunctionDef) -> CodeType:
     code = function.__code__
     # The closure's names as locals of an outer function; a class of the method's class name mangles its private names
-    # and has the cell that super() needs.
+    # and has the cell that super() needs. The names of both are bound here alone: to the function they are what they were.
     path = function.__qualname__.split(".")
     inner: ast.stmt = definition
+    nest = [definition.name]
     if len(path) > 1 and path[-2] != "<locals>":
         inner = ast.ClassDef(name=path[-2], bases=[], keywords=[], body=[definition], decorator_list=[])
-    bind: list[ast.stmt] = [
+        nest.insert(0, path[-2])
+    bind: list[ast.stmt] = [ast.Global([nest[0]])] if nest[0] not in code.co_freevars else []
+    bind += [
         ast.Assign(targets=[ast.Name(n, ast.Store())], value=ast.Constant(None))
         for n in code.co_freevars
         if n != "__class__" or inner is definition
@@ -107,10 +155,9 @@ def _compile(function: FunctionType, definition: ast.stmt, line_offset: int) -> 
             node.type_params = []
     module = ast.Module(body=[outer], type_ignores=[])
     ast.fix_missing_locations(module)
-    ast.increment_lineno(module, line_offset)
     future = code.co_flags & _FUTURE_FLAGS
     compiled = compile(module, code.co_filename, "exec", flags=future, dont_inherit=True)
-    found = _find(compiled, code.co_name)
+    found = _find(compiled, ["outer", *nest])
     if found is None or found.co_freevars != code.co_freevars:
         raise NotFoundError(f"{function.__qualname__} cannot be rewritten: its closure would change")
     changes = {"co_firstlineno": code.co_firstlineno, "co_name": code.co_name}
@@ -122,15 +169,13 @@ def _compile(function: FunctionType, definition: ast.stmt, line_offset: int) -> 
 _FUTURE_FLAGS = __future__.annotations.compiler_flag  # the others are always on in 3.10
 
 
-def _find(code: CodeType, name: str) -> CodeType | None:
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            if constant.co_name == name and constant.co_name not in ("outer",):
-                return constant
-            deeper = _find(constant, name)
-            if deeper is not None:
-                return deeper
-    return None
+def _find(code: CodeType, path: list[str]) -> CodeType | None:
+    """The code of a definition in a definition, and so on."""
+    found: CodeType | None = code
+    for name in path:
+        inner = found.co_consts if found is not None else ()
+        found = next((c for c in inner if isinstance(c, CodeType) and c.co_name == name), None)
+    return found
 
 
 class _OwnScope(ast.NodeTransformer):
@@ -150,7 +195,9 @@ class _OwnScope(ast.NodeTransformer):
 
 
 class _Inserter(_OwnScope):
-    """Puts a call behind each wanted assignment of the function itself; nested functions and classes are their own."""
+    """Puts a call behind each wanted assignment of the function itself; nested functions and classes are their own.
+
+    What := assigns is observed inside of it, since an expression need not be evaluated: ``a and (k := b)``."""
 
     def __init__(self, wanted: list[Wanted], probe_name: str, first_argument: str | None) -> None:
         self.wanted = wanted
@@ -165,92 +212,102 @@ class _Inserter(_OwnScope):
             out.extend(new if isinstance(new, list) else [new])
         return out
 
-    def call(self, number: int, name: str, at: ast.AST) -> ast.stmt:
-        first = (
-            ast.Name(self.first_argument, ast.Load()) if self.first_argument is not None else ast.Constant(None)
-        )
-        call = ast.Call(
-            func=ast.Name(self.probe_name, ast.Load()),
-            args=[ast.Constant(number), ast.Name(name, ast.Load()), first],
-            keywords=[],
-        )
-        statement = ast.Expr(call)
-        for node in ast.walk(statement):
+    def probe(self, number: int, value: ast.expr, at: ast.AST) -> ast.expr:
+        """A call of the probe, which gives the value."""
+        first = ast.Constant(None) if self.first_argument is None else ast.Name(self.first_argument, ast.Load())
+        call = ast.Call(ast.Name(self.probe_name, ast.Load()), [ast.Constant(number), value, first], [])
+        for node in (call, call.func, call.args[0], first):
             ast.copy_location(node, at)
-        return statement
+        return call
 
-    def _behind(self, names: list[str], at: ast.AST) -> list[ast.stmt]:
-        calls = []
-        for name in names:
-            self.counts[name] = count = self.counts.get(name, 0) + 1
-            for number, w in enumerate(self.wanted):
-                if w.name == name and not w.at_exit and w.number in (0, count):
-                    calls.append(self.call(number, name, at))
-        return calls
+    def call(self, number: int, name: str, at: ast.AST) -> ast.stmt:
+        value = ast.copy_location(ast.Name(name, ast.Load()), at)
+        return ast.copy_location(ast.Expr(self.probe(number, value, at)), at)
 
-    def _assigned(self, *targets: ast.AST | None) -> list[str]:
-        """Names that assignment targets bind."""
-        names: list[str] = []
-        for target in targets:
-            for node in ast.walk(target) if target is not None else ():
-                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id not in names:
-                    names.append(node.id)
-        return names
+    def _numbers(self, name: str) -> list[int]:
+        """Of the wanted variables that one more assignment of the name is."""
+        self.counts[name] = count = self.counts.get(name, 0) + 1
+        wanted = enumerate(self.wanted)
+        return [i for i, w in wanted if w.name == name and not w.at_exit and w.number in (0, count)]
 
-    def _walrus(self, *expressions: ast.AST | None) -> list[str]:
-        """Names that := binds in expressions; those of a lambda are its own."""
-        names: list[str] = []
-        rest = [e for e in expressions if e is not None]
-        while rest:
-            node = rest.pop(0)
-            if isinstance(node, ast.NamedExpr) and node.target.id not in names:
-                names.append(node.target.id)
-            if not isinstance(node, ast.Lambda):
-                rest.extend(ast.iter_child_nodes(node))
-        return names
+    def _behind(self, at: ast.AST, *targets: ast.AST | None) -> list[ast.stmt]:
+        """Calls behind an assignment to the targets."""
+        names = dict.fromkeys(name for target in targets for name in _bound(target))
+        return [self.call(number, name, at) for name in names for number in self._numbers(name)]
 
-    def generic_visit(self, node: ast.AST) -> Any:
-        if not isinstance(node, ast.stmt):
-            return node
-        fields = [f for f in ("body", "orelse", "finalbody") if isinstance(getattr(node, f, None), list)]
-        if fields or isinstance(node, ast.Match):
-            return self._compound(node, fields)
-        if isinstance(node, ast.Return):
-            return node  # nothing is behind it
-        behind = self._behind(self._walrus(node), node)
-        return [node, *behind] if behind else node
+    # ---- expressions
 
-    def _compound(self, node: ast.stmt, fields: list[str]) -> ast.stmt:
-        first: list[ast.stmt] = []
-        if isinstance(node, (ast.For, ast.AsyncFor)):
-            first = self._behind(self._assigned(node.target), node)
-        elif isinstance(node, (ast.With, ast.AsyncWith)):
-            items = [e for i in node.items for e in (i.context_expr, i.optional_vars)]
-            first = self._behind([*self._walrus(*items), *self._assigned(*[i.optional_vars for i in node.items])], node)
-        elif isinstance(node, (ast.If, ast.While)):
-            # Bound whichever way it goes: in front of both.
-            first = self._behind(self._walrus(node.test), node)
-        for field in fields:
-            setattr(node, field, self.body(getattr(node, field)))
-        for handler in getattr(node, "handlers", []):
-            handler.body = self.body(handler.body)
-        for case in getattr(node, "cases", []):
-            case.body = self.body(case.body)
-        if first:
-            node.body = [*first, *node.body]  # type: ignore[attr-defined]
-            if isinstance(node, (ast.If, ast.While)):
-                node.orelse = [*copy.deepcopy(first), *node.orelse]
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> Any:
+        node.value = self.visit(node.value)
+        for number in self._numbers(node.target.id):
+            node.value = self.probe(number, node.value, node)
         return node
 
+    # ---- statements: what is evaluated first is counted first
+
     def visit_Assign(self, node: ast.Assign) -> Any:
-        return [node, *self._behind([*self._walrus(node.value), *self._assigned(*node.targets)], node)]
+        node.value = self.visit(node.value)
+        node.targets = [self.visit(target) for target in node.targets]
+        return [node, *self._behind(node, *node.targets)]
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
-        return [node, *self._behind([*self._walrus(node.value), *self._assigned(node.target)], node)]
+        return [self.generic_visit(node), *self._behind(node, node.target)]
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
-        names = [*self._walrus(node.value), *self._assigned(node.target)] if node.value is not None else []
-        return [node, *self._behind(names, node)]
+        if node.value is None:
+            return node
+        node.value = self.visit(node.value)
+        return [node, *self._behind(node, node.target)]
+
+    def visit_For(self, node: ast.For | ast.AsyncFor) -> Any:
+        node.iter = self.visit(node.iter)
+        first = self._behind(node, node.target)
+        node.body = [*first, *self.body(node.body)]
+        node.orelse = self.body(node.orelse)
+        return node
+
+    def visit_AsyncFor(self, node: ast.AsyncFor) -> Any:
+        return self.visit_For(node)
+
+    def visit_With(self, node: ast.With | ast.AsyncWith) -> Any:
+        first: list[ast.stmt] = []
+        for item in node.items:
+            item.context_expr = self.visit(item.context_expr)
+            first += self._behind(node, item.optional_vars)
+        node.body = [*first, *self.body(node.body)]
+        return node
+
+    def visit_AsyncWith(self, node: ast.AsyncWith) -> Any:
+        return self.visit_With(node)
+
+    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> Any:
+        if node.type is not None:
+            node.type = self.visit(node.type)
+        first = self._behind(node, ast.Name(node.name, ast.Store())) if node.name else []
+        node.body = [*first, *self.body(node.body)]
+        return node
+
+    def visit_match_case(self, node: ast.match_case) -> Any:
+        first = self._behind(node.body[0], node.pattern)
+        if node.guard is not None:
+            node.guard = self.visit(node.guard)
+        node.body = [*first, *self.body(node.body)]
+        return node
+
+
+def _bound(target: ast.AST | None) -> list[str]:
+    """Names that an assignment's target or a pattern binds."""
+    if isinstance(target, ast.Name):
+        return [target.id]
+    if isinstance(target, ast.Starred):
+        return _bound(target.value)
+    if isinstance(target, (ast.Tuple, ast.List)):
+        return [name for part in target.elts for name in _bound(part)]
+    if isinstance(target, ast.pattern):
+        own = [n for n in (getattr(target, "name", None), getattr(target, "rest", None)) if n is not None]
+        parts = [part for part in ast.iter_child_nodes(target) if isinstance(part, ast.pattern)]
+        return own + [name for part in parts for name in _bound(part)]
+    return []
 
 
 class _AtExit(_OwnScope):
@@ -296,14 +353,36 @@ class _AtExit(_OwnScope):
         return [keep, *self._reads(node), give]
 
 
-def plain(function: Any) -> FunctionType:
-    """The Python function behind a callable: out of our own wrapper and of functools.wraps decorators."""
-    while not isinstance(function, FunctionType) or hasattr(function, "__wrapped__"):
-        inner = getattr(function, "__wrapped__", None)
+def plain(function: Any, name: str = "") -> FunctionType:
+    """The Python function behind a callable: out of our own wrapper, of partials and of decorators, also of those without
+    functools.wraps when what they hold in their closure has the name."""
+    while True:
+        inner = getattr(function, "__wrapped__", None) or getattr(function, "__func__", None)
+        if inner is None and isinstance(function, functools.partial):
+            inner = function.func
+        if inner is None and isinstance(function, FunctionType):
+            inner = _held(function, name)
         if inner is None:
-            raise NotFoundError(f"{function!r} is no Python function: it has no local variables")
+            break
         function = inner
+    if not isinstance(function, FunctionType):
+        raise NotFoundError(f"{function!r} is no Python function: it has no local variables")
     return function
+
+
+def _held(function: FunctionType, name: str) -> Any:
+    """What a decorator's function keeps in its closure under the name that its own is not."""
+    if not name or function.__name__ == name:
+        return None
+    for cell in function.__closure__ or ():
+        try:
+            held = cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+        held = getattr(held, "__func__", held)
+        if getattr(held, "__name__", "") == name and callable(held):
+            return held
+    return None
 
 
 class _Observed:
@@ -318,11 +397,12 @@ class _Observed:
         self.global_name = "_assay_local_" + re.sub(r"\W", "_", self.key)
         key = self.key
 
-        def probe(which: int, value: Any, first: Any) -> None:
+        def probe(which: int, value: Any, first: Any) -> Any:
             if compiled.is_compiling():
                 compiled.observe_value(key, str(which), first, value)
             elif not inside.callback:
                 observed.fire(which, value, first)
+            return value
 
         observed = self
         self.probe = probe
@@ -354,7 +434,7 @@ def observe(session: Session, function: FunctionType, names: list[str], then: Th
     if observed is None:
         observed = _Observed(session, function)
     listeners = [*observed.listeners, *((n, then, probe) for n in names)]
-    code = rewrite(function, [n for n, _, _ in listeners], observed.global_name)
+    code = rewrite(function, [n for n, _, _ in listeners], observed.global_name, observed.original)
     observed.listeners = listeners
     function.__globals__[observed.global_name] = observed.probe
     function.__code__ = code

@@ -347,7 +347,7 @@ class Session:
 
         def put(module: ModuleType, path: str) -> None:
             place = targets.resolve(module, path)
-            function = local_variables.plain(place.function)
+            function = local_variables.plain(place.function, place.name)
             probe.note = compiled.compiled_before(function)
             local_variables.observe(self, function, list(names), then, probe)
 
