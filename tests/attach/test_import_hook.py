@@ -1,6 +1,8 @@
 """The import hook, and patching callables where they are consumed. No torch is needed here."""
 
+import functools
 import importlib
+import pickle
 import sys
 import threading
 
@@ -143,6 +145,24 @@ class Child(Base):
     async def later(self, x):
         return x * 2
     builtin = len
+    @functools.lru_cache
+    def kept(self, x):
+        return x * 3
+@functools.lru_cache
+def cached(x):
+    return x * 4
+class Kernel:
+    launches = 0
+    def __call__(self, x):
+        return x * 5
+    def __getitem__(self, grid):
+        return lambda x: (grid, x)
+    def __len__(self):
+        return 6
+    def reset(self):
+        self.launches = 7
+kernel = Kernel()
+partial = functools.partial(f, y=8)
 number = 4
 """
 
@@ -187,6 +207,35 @@ def test_MethodsOfEveryKindBindAsBefore(lib):
     assert child.plain(4) == 4 and lib.Child.plain(5) == 5 and child.builtin("ab") == 2
     assert [p.fired for p in probes] == [1, 2, 2, 1]
     assert lib.Base().method(1) == ("base", 1) and probes[0].fired == 1  # only where it was asked for
+
+
+def test_AnObjectThatIsCalledStaysWhatItIs(lib):
+    session = Quiet()
+    names = ("Child.kept", "cached", "kernel", "partial")
+    before = {n: getattr(lib, n) for n in names if "." not in n}
+    probes = [attach(session, lib, n) for n in names]
+    assert lib.Child().kept(2) == 6 and lib.cached(2) == 8 and lib.kernel(2) == 10 and lib.partial(2) == 10
+    assert [p.fired for p in probes] == [1, 1, 1, 1]
+    assert lib.cached.cache_info().misses == 1 and lib.cached.cache_clear() is None
+    assert lib.Child.kept.cache_info().currsize == 1
+    assert lib.partial.func is lib.f and lib.partial.keywords == {"y": 8}
+    kernel = lib.kernel
+    assert kernel[3](4) == (3, 4) and len(kernel) == 6 and isinstance(kernel, lib.Kernel)
+    kernel.reset()
+    kernel.tag = "x"
+    assert kernel.launches == 7 and before["kernel"].tag == "x"
+    del kernel.tag
+    assert not hasattr(before["kernel"], "tag") and hash(kernel) == hash(before["kernel"]) and kernel in {kernel}
+    assert pickle.loads(pickle.dumps(lib.cached)) is lib.cached
+    assert [p.fired for p in probes] == [1, 1, 1, 1]
+
+
+def test_AWrapperThatCarriesTheMarkOfAnotherIsWrappedToo(lib):
+    session = Quiet()
+    attach(session, lib, "f")
+    lib.g = functools.wraps(lib.f)(lambda x: lib.f(x) + 1)
+    probe = attach(session, lib, "g")
+    assert lib.g(1) == 4 and probe.fired == 1
 
 
 def test_ACoroutineIsSeenWhenItIsDone(lib):

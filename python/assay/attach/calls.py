@@ -12,19 +12,15 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable
-from types import FunctionType, MethodDescriptorType, ModuleType, WrapperDescriptorType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from . import compiled
+from . import compiled, stand_in
 from .probes import Probe
 from .targets import Place
 
 if TYPE_CHECKING:
     from .session import Session
-
-_BINDING = (FunctionType, MethodDescriptorType, WrapperDescriptorType)  # they take the object as their first argument
-
-
 
 _by_key: dict[str, Site] = {}
 _after_wanted: dict[str, bool] = {}
@@ -278,7 +274,10 @@ def _wrapper_of(site: Site) -> Any:
         return await _by_key[key].run_async(args, kwargs)
 
     wrapper: Any = asynchronous if inspect.iscoroutinefunction(original) else plain
-    functools.update_wrapper(wrapper, original)
+    if stand_in.is_function(original):
+        functools.update_wrapper(wrapper, original)
+    else:
+        wrapper = stand_in.stand_in(original, wrapper)
     wrapper._assay_site = site
     return wrapper
 
@@ -299,14 +298,14 @@ def wrap(session: Session, place: Place, label: str) -> Site:
     """The site of the callable at the place; put there when it is not yet (a reload makes a new one)."""
     function = place.function
     known = getattr(function, "_assay_site", None)
-    if isinstance(known, Site):
+    if isinstance(known, Site) and known.wrapper is function:  # functools.wraps copies it to others
         return known
     site = Site(session, function, label)
     site.wrapper = _wrapper_of(site)
     put: Any = site.wrapper
     if isinstance(place.raw, (staticmethod, classmethod)):
         put = type(place.raw)(put)
-    elif isinstance(place.owner, type) and not isinstance(place.raw, _BINDING):
+    elif isinstance(place.owner, type) and not stand_in.binds(place.raw):
         put = staticmethod(put)  # a built-in or an object in a class does not bind
     setattr(place.owner, place.name, put)
     if isinstance(place.owner, ModuleType):
