@@ -19,8 +19,9 @@ class Finding:
     """One fault: the first tensor whose inputs agree and whose value does not, where in it, and what bounds the noise.
 
     ``request`` is a key; ``positions`` are inclusive ranges of token positions; ``heads`` is empty for all heads or
-    when they are not known; ``measured`` and ``bound`` are relative L2 differences; ``cls`` is a class of the case bank
-    or "UNKNOWN"; ``constant`` is a fitted constant with its meaning, or empty; ``confidence`` is 0 to 1.
+    when they are not known; ``measured`` and ``bound`` are relative L2 differences (``measured_of`` says of what, as
+    "relative L2 of B - A", and ``measured_from`` what they are computed or estimated from); ``cls`` is a class of the
+    case bank or "UNKNOWN"; ``constant`` is a fitted constant with its meaning, or empty; ``confidence`` is 0 to 1.
 
     ``layer`` and ``step`` are -1 when they do not apply; ``method`` says how the class was found, ``evidence``
     has a line each. Fields as in docs/json.md, assay.diff/1.
@@ -38,6 +39,8 @@ class Finding:
     measured: float
     bound: float
     bound_basis: str
+    measured_of: str
+    measured_from: str
     method: str
     confidence: float
     evidence: tuple[str, ...]
@@ -145,6 +148,8 @@ def _finding(raw: dict[str, Any]) -> Finding:
         measured=_number(raw["measured"]),
         bound=_number(raw["bound"]),
         bound_basis=raw["bound_basis"],
+        measured_of=raw["measured_of"],
+        measured_from=raw["measured_from"],
         method=raw["method"],
         confidence=_number(raw["confidence"]),
         evidence=tuple(raw["evidence"]),

@@ -60,6 +60,7 @@ struct SiteComparison {
   std::string name;
   uint64_t rows = 0, rows_bad = 0, rows_set_aside = 0;  // looked at; of them wrong; of them not judged
   double rel_l2 = 0, rel_l2_in = 0, bound = 0;
+  bool by_rows = true;        // these are of one row, from its sketch; else of a segment's rows together, from theirs
   double max_abs = -1;        // from payloads; -1: not known
   double cosine = -2;         // from payloads, or from sketches; -2: not known
   PayloadDifference payload;  // elements 0: not stored on both sides

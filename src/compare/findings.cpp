@@ -22,13 +22,16 @@ std::string Number(double x) {
   return buffer;
 }
 
-// The first line of a finding's evidence.
-const char* Why(RootReason reason) {
+constexpr const char* kSides[2] = {"A", "B"};
+
+// The first line of a finding's evidence. side: SiteOutcome::side.
+std::string Why(RootReason reason, int side) {
   switch (reason) {
     case RootReason::kBound:
       return "inputs agree, output does not";
     case RootReason::kSum:
-      return "the output is not the sum of its inputs on one side, and is on the other";
+      return std::string("the output is not the sum of its inputs in ") + kSides[side] + ", and is in " +
+             kSides[1 - side];
     case RootReason::kMajority:
       return "inputs agree, most rows of the output differ by more than rounding explains";
     case RootReason::kNonFinite:
@@ -36,7 +39,7 @@ const char* Why(RootReason reason) {
     case RootReason::kChoice:
       return "scores agree, the choice made from them does not, by more than a near tie";
     case RootReason::kReplica:
-      return "copies of one tensor differ between ranks";
+      return std::string("copies of one tensor differ between ranks of ") + kSides[side];
   }
   return "";
 }
@@ -54,6 +57,7 @@ class Maker {
     bad_.bound = outcome_.bound;
     bad_.bound_basis = outcome_.basis;
     bad_.method = outcome_.reason == RootReason::kChoice ? "diff: digests" : "diff: sketches";
+    SayWhatIsMeasured();
     // A comparison knows where, seldom what: the class is unknown until rows explain themselves.
     bad_.cls = outcome_.reason == RootReason::kNonFinite ? fault_class::kRange : fault_class::kUnknown;
     // Steps of a judgement, not of a probability: how far beyond the bound, and whether the inputs were seen.
@@ -61,7 +65,7 @@ class Maker {
     bad_.confidence = !outcome_.inputs_known ? 0.5 : excess > 10 ? 0.99 : excess > 2 ? 0.9 : 0.7;
     PickRequest();
     bad_.evidence.push_back(outcome_.inputs_known
-                                ? Why(outcome_.reason)
+                                ? Why(outcome_.reason, outcome_.side)
                                 : "the first site compared that differs; nothing before it was recorded");
     bad_.evidence.push_back(Number(outcome_.measured) + " measured, bound " + Number(outcome_.bound) +
                             ", inputs differ by " + Number(outcome_.measured_in));
@@ -82,22 +86,38 @@ class Maker {
   }
 
  private:
-  // Figures from payloads replace what sketches could only estimate.
+  // Whose figure `measured` is and what it was made from: the verdict rests on statistics, also where payloads exist.
+  void SayWhatIsMeasured() {
+    if (outcome_.reason == RootReason::kChoice) {
+      bad_.measured_of = "gap of the scores that changed places, mean of A and B";
+      bad_.measured_from = outcome_.measured < 0 ? "-1 as no margin was recorded" : "computed from recorded margins";
+      return;
+    }
+    const int side = outcome_.side;
+    bad_.measured_of = outcome_.reason == RootReason::kSum
+                           ? std::string("relative L2 of the output less its inputs in ") + kSides[side]
+                       : outcome_.reason == RootReason::kReplica
+                           ? std::string("relative L2 between ranks of ") + kSides[side]
+                           : "relative L2 of B - A";
+    bad_.measured_from =
+        outcome_.comparison.by_rows ? "estimated from row sketches" : "estimated from segment sketches";
+  }
+
+  // What sketches can only estimate, element by element.
   void AddPayload() {
     const PayloadDifference& p = outcome_.comparison.payload;
     if (p.elements == 0) return;
-    bad_.method = "diff: payloads";
     std::string where = "at";
     if (p.position >= 0) where += " position " + std::to_string(p.position) + ",";
     if (p.head >= 0) where += " head " + std::to_string(p.head) + ",";
     where += " channel " + std::to_string(p.channel);
-    bad_.evidence.push_back("payloads: largest difference " + Number(p.max_abs) + " " + where + " (" +
+    bad_.evidence.push_back("computed from payloads: largest difference " + Number(p.max_abs) + " " + where + " (" +
                             Number(p.value_a) + " in A, " + Number(p.value_b) + " in B), relative L2 " +
                             Number(p.rel_l2) + ", cosine " + Number(p.cosine) + ", ulp: half within " +
                             Number(p.ulp_p50) + ", 99 % within " + Number(p.ulp_p99) + ", largest " +
                             Number(p.ulp_max));
     if (p.nonfinite_differ > 0) {
-      bad_.evidence.push_back("payloads: " + std::to_string(p.nonfinite_differ) +
+      bad_.evidence.push_back("computed from payloads: " + std::to_string(p.nonfinite_differ) +
                               " elements are non-finite on one side only, or differently");
     }
   }

@@ -90,7 +90,7 @@ class Judge {
     outcome_.comparison.name = index_.sites[s].name;
     outcome_.comparison.rows = read.rows;
     outcome_.any_difference = read.any_difference;
-    by_rows_ = read.by_rows;
+    by_rows_ = outcome_.comparison.by_rows = read.by_rows;
     result_.by_rows &= by_rows_ || !index_.sites[s].has_rows;
     dot_ = read.dot;
     norm_a_ = read.norm_sq[kA];
@@ -202,14 +202,16 @@ class Judge {
         RootReason reason = RootReason::kBound;
         bool wrong = relative > bound;
         double shown = relative, shown_bound = bound;
+        int side = -1;
         if (cell.nonfinite_differs) {
           wrong = true;
           reason = RootReason::kNonFinite;
-        } else if (wrong && cell.between_replicas) {
+        } else if (wrong && cell.replicas_of >= 0) {
           reason = RootReason::kReplica;
+          side = cell.replicas_of;
         } else if (tolerance < 0 && (node.op == SiteOp::kAdd || node.op == SiteOp::kReduce)) {
           const bool differs = wrong;
-          JudgeSum(node, row, cell, &wrong, &reason, &shown, &shown_bound);
+          JudgeSum(node, row, cell, &wrong, &reason, &shown, &shown_bound, &side);
           // A sum that adds up passes on what is wrong with its inputs.
           if (differs && !wrong && in.bad) {
             wrong = true;
@@ -217,7 +219,7 @@ class Judge {
             shown_bound = bound;
           }
         }
-        Keep(row, wrong, in, reason, shown, shown_bound, &cell);
+        Keep(row, wrong, in, reason, shown, shown_bound, side, &cell);
         if (!wrong && !in.bad && tolerance < 0 && limit > 0) {
           ratios_.push_back({static_cast<float>((relative - kStored) / limit), static_cast<float>(limit), row, wide});
         }
@@ -246,7 +248,7 @@ class Judge {
   // part that was left out or added twice shows where the general bound, which allows for different inputs, would hide
   // it.
   void JudgeSum(const GraphNode& node, uint32_t row, const Cell& cell, bool* wrong, RootReason* reason, double* shown,
-                double* shown_bound) const {
+                double* shown_bound, int* side) const {
     double residual[2], size = 0;
     if (!SumResidual(node, row, cell, residual, &size) || !(size > 0)) return;
     const double bound = spread4_ * std::hypot(noise_, kStored);
@@ -258,10 +260,11 @@ class Judge {
     *shown = high;
     *shown_bound = bound;
     *reason = RootReason::kSum;
+    *side = residual[kB] > residual[kA] ? kB : kA;
   }
 
   // Notes the row's outcome: the worst ratio of difference to bound is the one that the table shows.
-  void Keep(uint32_t row, bool wrong, const InputState& in, RootReason reason, double measured, double bound,
+  void Keep(uint32_t row, bool wrong, const InputState& in, RootReason reason, double measured, double bound, int side,
             Cell* cell) {
     SiteComparison& line = outcome_.comparison;
     const double ratio = bound > 0 ? measured / bound : (measured > 0 ? 1e30 : 0);
@@ -279,17 +282,18 @@ class Judge {
       return;
     }
     cell->state = CellState::kRoot;
-    AddRoot(row, reason, measured, bound, in.measured);
+    AddRoot(row, reason, measured, bound, in.measured, side);
   }
 
   // Non-finite elements are the stronger word, whatever the ratio.
-  void AddRoot(uint32_t row, RootReason reason, double measured, double bound, double measured_in) {
+  void AddRoot(uint32_t row, RootReason reason, double measured, double bound, double measured_in, int side = -1) {
     const double ratio = bound > 0 ? measured / bound : 1e30;
     if (outcome_.roots.empty() || ratio > root_ratio_) {
       root_ratio_ = ratio;
       outcome_.measured = measured;
       outcome_.bound = bound;
       outcome_.measured_in = measured_in;
+      outcome_.side = side;
       if (outcome_.reason != RootReason::kNonFinite) outcome_.reason = reason;
     }
     if (reason == RootReason::kNonFinite) outcome_.reason = reason;
@@ -299,7 +303,7 @@ class Judge {
   // Scores that differ by rounding may choose differently where two of them nearly tie. Only a gap that rounding cannot
   // have closed is a fault; the rest is set aside, and all that depends on the choice with it.
   void JudgeChoice(uint32_t s, uint32_t row, const InputState& in, Cell* cell) {
-    Keep(row, false, in, RootReason::kChoice, cell->relative(), 0, cell);
+    Keep(row, false, in, RootReason::kChoice, cell->relative(), 0, -1, cell);
     if (cell->diff == 0 && !cell->nonfinite_differs) return;
     SiteComparison& line = outcome_.comparison;
     if (in.bad) {

@@ -30,10 +30,11 @@ struct SiteOutcome {
   std::vector<uint32_t> roots;  // row numbers, ascending
   RootReason reason = RootReason::kBound;
   double measured = 0, bound = 0, measured_in = 0;  // of the worst root, relative L2
-  std::string basis;                                // where the bound comes from
-  bool inputs_known = true;                         // GraphNode::inputs_known
-  bool any_difference = false;                      // some row differs in a bit
-  double difference = 0;                            // relative difference that 90 % of the rows stay below
+  int side = -1;      // of the worst root: whose sum does not add up, whose copies differ; -1: A and B from each other
+  std::string basis;  // where the bound comes from
+  bool inputs_known = true;     // GraphNode::inputs_known
+  bool any_difference = false;  // some row differs in a bit
+  double difference = 0;        // relative difference that 90 % of the rows stay below
 };
 
 struct JudgeOptions {

@@ -158,12 +158,13 @@ void CellReader::AddCell(uint32_t request, size_t i, size_t j, size_t* hint, Sit
   if (!equal && a.nonfinite > 0 && a.nonfinite == b.nonfinite && cell.same_cut) {
     cell.nonfinite_differs = NonFiniteOf(kA, piece_a) != NonFiniteOf(kB, piece_b);
   }
-  for (const RowValue* value : {&a, &b}) {
-    if (value->deviating_rank < 0) continue;
+  for (int side : {kA, kB}) {
+    const RowValue& value = side == kA ? a : b;
+    if (value.deviating_rank < 0) continue;
     out->any_difference = true;
     // Nearly equal: it is the first rank that is wrong, against the other side and against its copies alike.
-    cell.between_replicas = value->deviation > 2 * cell.diff;
-    cell.diff = std::max(cell.diff, value->deviation);
+    cell.replicas_of = static_cast<int8_t>(value.deviation > 2 * cell.diff ? side : -1);
+    cell.diff = std::max(cell.diff, value.deviation);
   }
   out->any_difference |= cell.nonfinite_differs;
   cell.decode = a.n_rows == 1 && (piece_a.n_rows == 1 || piece_b.n_rows == 1);

@@ -23,10 +23,10 @@ struct Cell {
   float sketch_a[kRowSketchSize] = {0, 0, 0, 0};
   CellState state = CellState::kAbsent;
   bool nonfinite_differs = false;
-  bool between_replicas = false;  // diff is how far ranks of one side are from each other; the first ranks agree
-  bool grid = false;              // delta and sketch_a hold
-  bool decode = false;            // recorded alone, by either side
-  bool same_cut = false;          // both sides computed it in a piece of the same rows
+  int8_t replicas_of = -1;  // the side whose ranks are `diff` from each other while the first ranks agree; -1: none
+  bool grid = false;        // delta and sketch_a hold
+  bool decode = false;      // recorded alone, by either side
+  bool same_cut = false;    // both sides computed it in a piece of the same rows
   double relative() const { return norm > 0 ? double{diff} / norm : (diff > 0 ? 1e30 : 0); }
 };
 

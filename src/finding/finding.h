@@ -54,9 +54,11 @@ struct FirstBad {
   std::string constant;                                              // fitted constant with its meaning, or empty
   double constant_value = std::numeric_limits<double>::quiet_NaN();  // the number itself; NaN: none
   double measured = 0;                                               // relative L2 difference, or what bound_basis says
-  double bound = 0;                                                  // what `measured` may be, in the same unit
+  std::string measured_of;            // what it is, and of which side: "relative L2 of B - A"; empty: bound_basis says
+  std::string measured_from;          // "estimated from row sketches"; empty: computed from the recorded values
+  double bound = 0;                   // what `measured` may be, in the same unit
   std::string bound_basis;            // where the bound comes from, in words with numbers
-  std::string method;                 // "diff: sketches", "diff: payloads", "check: nonfinite" …
+  std::string method;                 // "diff: sketches", "diff: digests", "check: nonfinite" …
   double confidence = 0;              // 0..1
   std::vector<std::string> evidence;  // sentences with numbers, for people
 };

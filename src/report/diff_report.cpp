@@ -13,6 +13,11 @@ constexpr size_t kFindingsShown = 5;
 constexpr size_t kNotesShown = 12;
 constexpr size_t kNamesShown = 12;
 constexpr size_t kSitesAround = 6;
+// Below the table: whose figures its columns are, and what from.
+constexpr const char* kLegend =
+    "rel L2, inputs: B - A at the worst row against its bound, estimated from sketches. max abs: B - A, from "
+    "payloads.\n"
+    "cosine: of the site, computed from payloads where there is a max abs, else estimated from sketches.\n";
 
 // 0 of nothing.
 double ShareOf(uint64_t part, uint64_t whole) {
@@ -22,10 +27,13 @@ double ShareOf(uint64_t part, uint64_t whole) {
 void AppendFinding(const FirstBad& f, bool first, std::string* out) {
   *out += FindingHead(f, first);
   *out += "  class     " + f.cls + (f.constant.empty() ? "" : ", " + OneLine(f.constant)) + "\n";
-  *out += "  measured  " + ShortNumber(f.measured) + " relative L2, bound " + ShortNumber(f.bound) + "\n";
+  *out += MeasuredText(f) + "\n";
   *out += "  bound     " + OneLine(f.bound_basis) + "\n";
   *out += FindingTail(f);
 }
+
+// What rel_l2, rel_l2_in and, without payloads, the cosine are estimated from.
+const char* SketchesOf(const SiteComparison& s) { return s.by_rows ? "row sketches" : "segment sketches"; }
 
 Json PayloadJson(const PayloadDifference& p) {
   Json j;
@@ -94,7 +102,9 @@ Json DiffJson(const DiffResult& r, const std::string& path_a, const std::string&
     site["rel_l2"] = JsonNumber(s.rel_l2);
     site["rel_l2_in"] = JsonNumber(s.rel_l2_in);
     site["bound"] = JsonNumber(s.bound);
+    site["measured_from"] = SketchesOf(s);
     site["cosine"] = s.cosine >= -1.5 ? JsonNumber(s.cosine) : Json(nullptr);
+    site["cosine_from"] = s.cosine < -1.5 ? Json(nullptr) : Json(s.payload.elements > 0 ? "payloads" : SketchesOf(s));
     site["max_abs"] = s.max_abs >= 0 ? JsonNumber(s.max_abs) : Json(nullptr);
     site["payload"] = s.payload.elements > 0 ? PayloadJson(s.payload) : Json(nullptr);
     site["note"] = s.note;
@@ -104,7 +114,7 @@ Json DiffJson(const DiffResult& r, const std::string& path_a, const std::string&
 }
 
 std::string DiffText(const DiffResult& r, const std::string& path_a, const std::string& path_b, bool all_sites) {
-  std::string out = "A " + path_a + "\nB " + path_b + "\n\n" + OneLine(r.summary) + "\n\n";
+  std::string out = "A " + path_a + " (trusted)\nB " + path_b + " (in question)\n\n" + OneLine(r.summary) + "\n\n";
   for (size_t i = 0; i < r.findings.size() && i < kFindingsShown; ++i) {
     AppendFinding(r.findings[i], i == 0, &out);
     out += "\n";
@@ -141,7 +151,7 @@ std::string DiffText(const DiffResult& r, const std::string& path_a, const std::
                s.cosine >= -1.5 ? ShortNumber(s.cosine) : "", s.max_abs >= 0 ? ShortNumber(s.max_abs) : "",
                i == first ? "<- first wrong" : s.note});
   }
-  if (!table.empty()) out += table.Text() + "\n";
+  if (!table.empty()) out += table.Text() + kLegend + "\n";
   if (left_out > 0 && !table.empty()) out += std::to_string(left_out) + " more sites, see --all or --json\n";
 
   const Coverage& c = r.coverage;

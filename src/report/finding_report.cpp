@@ -55,6 +55,8 @@ Json FindingJson(const FirstBad& f) {
   j["measured"] = JsonNumber(f.measured);
   j["bound"] = JsonNumber(f.bound);
   j["bound_basis"] = f.bound_basis;
+  j["measured_of"] = f.measured_of;
+  j["measured_from"] = f.measured_from;
   j["method"] = f.method;
   j["confidence"] = JsonNumber(f.confidence);
   j["evidence"] = StringsJson(f.evidence);
@@ -112,6 +114,14 @@ std::string FindingHead(const FirstBad& f, bool first, std::string_view kind) {
   return out;
 }
 
+std::string MeasuredText(const FirstBad& f) {
+  std::string out = "  measured  " + ShortNumber(f.measured);
+  if (!f.measured_of.empty()) out += " " + OneLine(f.measured_of);
+  out += ", bound " + ShortNumber(f.bound);
+  if (!f.measured_from.empty()) out += "; " + OneLine(f.measured_from);
+  return out;
+}
+
 std::string FindingTail(const FirstBad& f) {
   std::string out = "  method    " + f.method + ", confidence " + ShortNumber(f.confidence) + "\n";
   for (const std::string& line : f.evidence) out += "  evidence  " + OneLine(line) + "\n";
@@ -124,8 +134,7 @@ std::string FindingText(const FirstBad& f, bool first, std::string_view kind) {
   if (!f.constant.empty()) out += (!std::isnan(f.constant_value) ? ": " : ", ") + OneLine(f.constant);
   out += "\n";
   if (!f.bound_basis.empty()) {
-    out += "  measured  " + ShortNumber(f.measured) + ", bound " + ShortNumber(f.bound) + " (" +
-           OneLine(f.bound_basis) + ")\n";
+    out += MeasuredText(f) + " (" + OneLine(f.bound_basis) + ")\n";
   }
   return out + FindingTail(f);
 }

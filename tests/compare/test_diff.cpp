@@ -191,6 +191,27 @@ TEST_F(DiffTest, ConstantFactorIsFitted) {
   EXPECT_EQ(r.findings[0].constant, "B = 1.25 A");
 }
 
+// The verdict rests on sketches also where both sides stored values, whose figures stand in the evidence.
+TEST_F(DiffTest, FiguresSayWhoseTheyAreAndWhatFrom) {
+  for (const bool payloads : {false, true}) {
+    for (const bool row_grid : {false, true}) {
+      ToyOptions a, b;
+      a.payloads = b.payloads = payloads;
+      a.row_grid = b.row_grid = row_grid;
+      b.fault = [&](const std::string& name, int, int64_t, Matrix* m) {
+        if (name == "layers.1.attn.q_proj") m->at(0, 3) += 0.5f;
+      };
+      const DiffResult r = Compare(a, b);
+      ASSERT_EQ(r.verdict, Verdict::kFault);
+      const FirstBad& f = r.findings[0];
+      EXPECT_EQ(f.method, "diff: sketches");
+      EXPECT_EQ(f.measured_of, "relative L2 of B - A");
+      EXPECT_EQ(f.measured_from, row_grid ? "estimated from row sketches" : "estimated from segment sketches");
+      EXPECT_EQ(Describe(r).find("computed from payloads: ") != std::string::npos, payloads) << Describe(r);
+    }
+  }
+}
+
 // The result is the second rank's part alone: the parts are right, their sum is not.
 TEST_F(DiffTest, MissingReductionNamesTheSum) {
   for (const int first_rank : {0, 100}) {
@@ -284,7 +305,7 @@ TEST_F(DiffTest, DifferingReplicaOfARankIsNamed) {
         ASSERT_EQ(r.verdict, Verdict::kFault) << site << Describe(r);
         EXPECT_EQ(r.findings[0].name, site) << Describe(r);
         EXPECT_EQ(r.findings[0].ranks, (std::vector<int32_t>{3})) << site << both_sharded << row_grid << Describe(r);
-        EXPECT_NE(Describe(r).find("copies of one tensor differ"), std::string::npos) << Describe(r);
+        EXPECT_NE(Describe(r).find("copies of one tensor differ between ranks of B"), std::string::npos) << Describe(r);
         EXPECT_EQ(r.findings[0].cls, site.find("attn.k") != std::string::npos ? "TP-SHARD" : "UNKNOWN") << Describe(r);
       }
     }
@@ -442,6 +463,7 @@ TEST_F(DiffTest, DroppedResidualIsFoundEvenWhenItsInputsDiffer) {
   ASSERT_EQ(r.findings.size(), 2u) << Describe(r);
   EXPECT_EQ(r.findings[0].name, "layers.0.input_norm");
   EXPECT_EQ(r.findings[1].name, "layers.1.out");
+  EXPECT_EQ(r.findings[1].measured_of, "relative L2 of the output less its inputs in B");
 }
 
 // Between f32 and bf16 the inputs of two right sums differ by far more than one side's own sum may be off.
@@ -466,6 +488,8 @@ TEST_F(DiffTest, InputAddedTwiceIsNamedBetweenPrecisions) {
     EXPECT_EQ(constant.substr(0, 8), wrong_in_f32 ? "A = B + " : "B = A + ");
     EXPECT_NEAR(std::stod(constant.substr(8)), 1.0, 0.01) << constant;
     EXPECT_NE(constant.find("x layers.1.mlp.down"), std::string::npos) << constant;
+    EXPECT_EQ(r.findings[0].evidence[0], wrong_in_f32 ? "the output is not the sum of its inputs in A, and is in B"
+                                                      : "the output is not the sum of its inputs in B, and is in A");
   }
 }
 
@@ -497,6 +521,8 @@ TEST_F(DiffTest, ChoiceBeyondItsMarginIsAFault) {
   const DiffResult r = Compare(a, b);
   ASSERT_EQ(r.verdict, Verdict::kFault) << Describe(r);
   EXPECT_EQ(r.findings[0].name, "next_token");
+  EXPECT_EQ(r.findings[0].measured_of, "gap of the scores that changed places, mean of A and B");
+  EXPECT_EQ(r.findings[0].measured_from, "computed from recorded margins");
 }
 
 // Segments of other chunks have to be added up before they can be compared.

@@ -30,6 +30,8 @@ DiffResult SmallResult() {
   f.heads = {0, 2};
   f.cls = "UNWRITTEN";
   f.measured = std::numeric_limits<double>::infinity();
+  f.measured_of = "relative L2 of B - A";
+  f.measured_from = "estimated from row sketches";
   f.bound = 1e-6;
   f.evidence = {"why"};
   r.findings = {f};
@@ -54,6 +56,22 @@ TEST(DiffJson, KeysFollowTheSchema) {
   EXPECT_DOUBLE_EQ(j["coverage"]["share"], 0.75);
   EXPECT_TRUE(j["sites"][0]["max_abs"].is_null());
   EXPECT_TRUE(j["sites"][0]["payload"].is_null());
+  EXPECT_EQ(j["first_bad"]["measured_of"], "relative L2 of B - A");
+  EXPECT_EQ(j["first_bad"]["measured_from"], "estimated from row sketches");
+  EXPECT_EQ(j["sites"][0]["measured_from"], "row sketches");
+  EXPECT_TRUE(j["sites"][0]["cosine_from"].is_null());
+}
+
+TEST(DiffJson, SaysWhatTheCosineOfASiteIsFrom) {
+  DiffResult r = SmallResult();
+  SiteComparison& site = r.sites[0];
+  site.cosine = 0.5;
+  EXPECT_EQ(DiffJson(r, "a", "b")["sites"][0]["cosine_from"], "row sketches");
+  site.by_rows = false;
+  EXPECT_EQ(DiffJson(r, "a", "b")["sites"][0]["cosine_from"], "segment sketches");
+  site.payload.elements = 1;
+  EXPECT_EQ(DiffJson(r, "a", "b")["sites"][0]["cosine_from"], "payloads");
+  EXPECT_EQ(DiffJson(r, "a", "b")["sites"][0]["measured_from"], "segment sketches");
 }
 
 TEST(DiffJson, NoFindingIsNull) {
@@ -68,7 +86,8 @@ TEST(DiffJson, NoFindingIsNull) {
 TEST(DiffText, NamesTheTensorItsPlaceAndItsBound) {
   const std::string text = DiffText(SmallResult(), "a", "b", false);
   for (const char* part : {"first wrong tensor: layers.1.attn.out", "positions 13-14", "heads 0,2", "UNWRITTEN",
-                           "<- first wrong", "3 of 4 common sites"}) {
+                           "<- first wrong", "3 of 4 common sites", "A a (trusted)", "B b (in question)",
+                           "measured  Inf relative L2 of B - A, bound 1.00e-06; estimated from row sketches"}) {
     EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
   }
 }
