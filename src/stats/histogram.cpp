@@ -33,15 +33,21 @@ struct Sampling {
         groups(per_row * static_cast<uint64_t>(n_rows)) {
     while ((groups >> shift) > static_cast<uint64_t>(kHistogramGroups)) ++shift;
   }
-  // Calls take(row from 0, column) for each group taken.
+  // One row, all of whose groups are taken: a decoder's step.
+  bool is_one_row() const { return groups == per_row && shift == 0; }
+  // Calls take(row from 0, column) for each group taken, in ascending order.
   template <class Take>
   void Each(const Take& take) const {
     const uint64_t mask = (uint64_t{1} << shift) - 1;
+    uint64_t row = 0, row_begin = 0;  // first group of the row at hand
     for (uint64_t k = 0; k << shift < groups; ++k) {
       const uint64_t group = (k << shift) + (shift == 0 ? 0 : Mix64(k + 1) & mask);
       if (group >= groups) break;
-      const uint64_t row = groups == per_row ? 0 : group / per_row;
-      take(static_cast<int64_t>(row), static_cast<int64_t>(group - row * per_row) * kLanes);
+      if (group - row_begin >= per_row) {  // a division takes as long as a group
+        row = group / per_row;
+        row_begin = row * per_row;
+      }
+      take(static_cast<int64_t>(row), static_cast<int64_t>(group - row_begin) * kLanes);
     }
   }
 };
@@ -93,11 +99,27 @@ bool HasRuns(const Layout& layout) {
   return layout.axes.size() == 2 && layout.axes[1].stride == 1 && layout.axes[1].size % kLanes == 0;
 }
 
-// REQUIRES: HasRuns; the first column of a group.
-int64_t PlaceInRuns(const Layout& layout, int64_t col) {
-  const int64_t run = col / layout.axes[1].size;
-  return run * layout.axes[0].stride + col - run * layout.axes[1].size;
-}
+// Where columns lie in a row. REQUIRES: all side by side, or HasRuns.
+class Place {
+ public:
+  explicit Place(const Layout& layout)
+      : size_(layout.contiguous ? layout.cols : layout.axes[1].size),
+        stride_(layout.contiguous ? 0 : layout.axes[0].stride) {}
+  int64_t run_size() const { return size_; }
+  // Of the first column of a group; neighbours are asked for one after the other.
+  int64_t Of(int64_t col) {
+    if (col < begin_ || col - begin_ >= size_) {
+      const int64_t run = col / size_;
+      begin_ = run * size_;
+      at_ = run * stride_;
+    }
+    return at_ + col - begin_;
+  }
+
+ private:
+  int64_t size_, stride_;       // of a run, in elements; from run to run
+  int64_t begin_ = 0, at_ = 0;  // of the run at hand: its first column, and where that lies
+};
 
 template <class Bits>
 void SampleGroups(const Layout& layout, const Kernel& kernel, int64_t first_row, const Sampling& sampling,
@@ -108,13 +130,17 @@ void SampleGroups(const Layout& layout, const Kernel& kernel, int64_t first_row,
   constexpr auto kBytes = static_cast<int64_t>(sizeof(values[0]));
   size_t n = 0;
   const auto row_at = [&](int64_t row) { return layout.offset_elems + (first_row + row) * layout.row_stride; };
-  if (layout.contiguous && sampling.groups == sampling.per_row && sampling.shift == 0) {
-    n = static_cast<size_t>(layout.cols);  // one short row, all of it: a decoder's step
-    std::memcpy(values, data + row_at(0) * kBytes, n * kBytes);
+  Place place(layout);
+  if (sampling.is_one_row()) {
+    n = static_cast<size_t>(layout.cols);
+    for (int64_t col = 0; col < layout.cols; col += place.run_size()) {
+      std::memcpy(values + col, data + (row_at(0) + place.Of(col)) * kBytes,
+                  static_cast<size_t>(place.run_size() * kBytes));
+    }
   } else {
     sampling.Each([&](int64_t row, int64_t col) {
       const int64_t some = std::min<int64_t>(kLanes, layout.cols - col);
-      const uint8_t* from = data + (row_at(row) + (layout.contiguous ? col : PlaceInRuns(layout, col))) * kBytes;
+      const uint8_t* from = data + (row_at(row) + place.Of(col)) * kBytes;
       if (some == kLanes) {  // a size that the compiler knows
         std::memcpy(values + n, from, kLanes * kBytes);
       } else {
