@@ -52,9 +52,6 @@ uint32_t RecordCrc(const unsigned char* record, uint32_t size_bytes);
 
 // --- floats with a shared exponent -----------------------------------------------------------------------------------
 
-// float32 of values[i] * 2^-exponent, where exponent is that of the largest finite magnitude (0 when all are zero):
-// relative rounding 2^-24 for values down to 2^-126 of the largest. n is at most kSketchSize.
-int16_t ScaleToFloat(const double* values, int n, unsigned char* out_floats);
 // 2^exponent, clamped to the normal range of double.
 double ScaleOf(int16_t exponent);
 
