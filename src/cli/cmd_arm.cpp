@@ -1,8 +1,11 @@
 // `assay arm` and `assay disarm`: switch the recording of running processes on and off, by their control files.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -13,6 +16,7 @@
 #include "probe/control.h"
 #include "probe/settings.h"
 #include "report/text_table.h"
+#include "trace/reader.h"
 
 namespace assay::cli {
 namespace {
@@ -23,18 +27,49 @@ struct ArmOptions {
   bool json = false;
 };
 
-// "0123456789abcdef", with or without 0x, separated by commas.
-Result<std::vector<uint64_t>> ReadRequests(const std::string& text) {
+// Keys that begin with the first eight digits of one, in the traces that the control files at `paths` belong to.
+std::vector<uint64_t> KeysThatBeginWith(uint64_t first, const std::vector<std::string>& paths) {
+  std::set<std::string> folders;
+  for (const std::string& path : paths) folders.insert(std::filesystem::path(path).parent_path().string());
+  std::set<uint64_t> keys;
+  for (const std::string& folder : folders) {
+    const auto trace = Trace::Open(folder);
+    if (!trace.ok()) continue;  // nothing is in it yet
+    for (const TraceProcess& process : (*trace)->processes()) {
+      for (const RequestInfo& request : process.requests) {
+        if (request.key >> 32 == first) keys.insert(request.key);
+      }
+    }
+  }
+  return {keys.begin(), keys.end()};
+}
+
+// "0123456789abcdef", with or without 0x, separated by commas; or the first eight digits, which `assay show` prints.
+Result<std::vector<uint64_t>> ReadRequests(const std::string& text, const std::vector<std::string>& paths) {
   std::vector<uint64_t> keys;
   for (size_t start = 0; start < text.size();) {
     const size_t comma = std::min(text.find(',', start), text.size());
     std::string one = text.substr(start, comma - start);
     if (one.rfind("0x", 0) == 0) one = one.substr(2);
-    if (one.empty() || one.size() > 16 || one.find_first_not_of("0123456789abcdefABCDEF") != std::string::npos) {
-      return Status::Usage(fmt::format("--requests, column {}: expected a request's key in hexadecimal, found \"{}\"",
-                                       start + 1, text.substr(start, 24)));
+    if ((one.size() != 16 && one.size() != 8) || one.find_first_not_of("0123456789abcdefABCDEF") != std::string::npos) {
+      return Status::Usage(
+          fmt::format("--requests, column {}: expected a request's key, 16 hexadecimal digits or the first 8, found "
+                      "\"{}\"; `assay show --json` lists the keys under \"requests\"",
+                      start + 1, text.substr(start, 24)));
     }
-    keys.push_back(std::stoull(one, nullptr, 16));
+    const uint64_t key = std::stoull(one, nullptr, 16);
+    if (one.size() == 16) {
+      keys.push_back(key);
+    } else {
+      const std::vector<uint64_t> known = KeysThatBeginWith(key, paths);
+      if (known.empty()) {
+        return Status::Usage(
+            fmt::format("--requests, column {}: no request recorded so far has a key that begins with "
+                        "{}; one that is yet to come needs all 16 digits",
+                        start + 1, one));
+      }
+      keys.insert(keys.end(), known.begin(), known.end());
+    }
     start = comma + 1;
   }
   if (keys.size() > kControlRequests) return Status::Usage(fmt::format("--requests: at most {}", kControlRequests));
@@ -42,7 +77,7 @@ Result<std::vector<uint64_t>> ReadRequests(const std::string& text) {
 }
 
 // Steps go through the settings' own parser: one grammar, one set of messages.
-Result<Selection> ReadSelection(const ArmOptions& options) {
+Result<Selection> ReadSelection(const ArmOptions& options, const std::vector<std::string>& paths) {
   Selection selection;
   if (!options.steps.empty()) {
     const std::vector<std::string> assignments = {"ASSAY=all", "ASSAY_STEPS=" + options.steps};
@@ -59,14 +94,17 @@ Result<Selection> ReadSelection(const ArmOptions& options) {
       return Status::Usage(fmt::format("--steps: at most {} intervals", kControlSteps));
     }
   }
-  ASSAY_ASSIGN_OR_RETURN(selection.requests, ReadRequests(options.requests));
+  ASSAY_ASSIGN_OR_RETURN(selection.requests, ReadRequests(options.requests, paths));
   return selection;
 }
 
 // A process that cannot be armed does not keep the others from it.
 Result<int> Arm(const ArmOptions& options, bool on) {
-  ASSAY_ASSIGN_OR_RETURN(const Selection selection, ReadSelection(options));
-  ASSAY_ASSIGN_OR_RETURN(const std::vector<std::string> paths, FindControlFiles(options.target));
+  const auto found = FindControlFiles(options.target);
+  const std::vector<std::string> paths = found.ok() ? *found : std::vector<std::string>();
+  // What is wrong with the options is said first.
+  ASSAY_ASSIGN_OR_RETURN(const Selection selection, ReadSelection(options, paths));
+  if (!found.ok()) return found.status();
   std::vector<ControlledProcess> processes;
   for (const std::string& path : paths) processes.push_back(WriteControl(path, on, selection));
   size_t done = 0;
@@ -110,7 +148,9 @@ void Add(CLI::App& app, int* exit_code, bool on) {
     command
         ->add_option("--steps", options->steps, "Engine steps that record from now on, as in 100-110; all: every step")
         ->type_name("INTERVALS");
-    command->add_option("--requests", options->requests, "Keys of the requests whose rows record from now on")
+    command
+        ->add_option("--requests", options->requests,
+                     "Keys of the requests whose rows record from now on, 16 digits or the first 8")
         ->type_name("KEY[,KEY...]");
   }
   command->add_flag("--json", options->json, "Result as JSON, schema assay.arm/1");

@@ -97,6 +97,22 @@ def test_StepsAndRequestsAreNarrowedAndWidenedAgain(host, tmp_path):
     assert len(events[2].segments) == 2
 
 
+def test_TheDigitsThatShowPrintsNameARequestToo(host, tmp_path):
+    import assay as package
+
+    one = host()
+    one.step(0)
+    assert assay("arm", "trace", "--requests", one.keys[1][:8], cwd=tmp_path).returncode == 0
+    one.step(1)
+    unknown = assay("arm", "trace", "--requests", "00000000", cwd=tmp_path)
+    assert unknown.returncode == 2 and "needs all 16 digits" in unknown.stderr
+    assert assay("arm", "trace", "--requests", one.keys[1][:5], cwd=tmp_path).returncode == 2
+    one.step(2)  # as before
+    one.end()
+    shown = [[s.request for s in e.segments] for e in package.open(tmp_path / "trace")]
+    assert shown == [[int(k, 16) for k in one.keys], [int(one.keys[1], 16)], [int(one.keys[1], 16)]]
+
+
 def test_TheReportNamesEveryProcessAndItsState(host, tmp_path):
     one = host()
     report = json.loads(assay("disarm", "trace", "--json", cwd=tmp_path).stdout)
