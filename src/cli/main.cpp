@@ -10,12 +10,14 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <vector>
 
 #include "base/version.h"
 #include "cli/commands.h"
 #include "cli/exit_codes.h"
+#include "probe/settings.h"
 #include "report/text_table.h"
 #include "stats/measure.h"
 
@@ -127,6 +129,68 @@ std::vector<std::string> MarkCommand(std::vector<std::string> arguments) {
   return arguments;
 }
 
+// Those near to what was written, the nearest first, and the rest behind them in their order: "diff, demo, run, …".
+std::string NearestFirst(std::string_view written, std::vector<std::string_view> names) {
+  std::string text;
+  while (!names.empty()) {
+    const std::string_view nearest = NearestName(written, names);
+    const auto next = nearest.empty() ? names.begin() : std::find(names.begin(), names.end(), nearest);
+    text.append(text.empty() ? "" : ", ").append(*next);
+    names.erase(next);
+  }
+  return text;
+}
+
+// Options that another command has, near in name to one that means something else here: said in so many words.
+struct ForeignOption {
+  const char *command, *option, *instead;
+};
+constexpr ForeignOption kForeignOptions[] = {
+    {"reference", "--layer", "the layer of a fault stands behind its name: --fault NAME@LAYER, as lse-base-2@1"}};
+
+// What to do about the first argument that nothing takes; the parser would only say that it was not expected.
+// command: the app itself, or the subcommand that it stood behind.
+std::string UnknownArgument(const CLI::App& command, const std::string& prefix, const std::string& argument) {
+  if (argument.rfind('-', 0) == 0) {
+    std::vector<std::string_view> options;
+    for (const CLI::Option* option : command.get_options()) {
+      for (const std::string& name : option->get_lnames()) options.push_back(name);
+    }
+    const std::string name = argument.substr(0, argument.find('='));
+    for (const ForeignOption& foreign : kForeignOptions) {
+      if (command.get_name() == foreign.command && name == foreign.option)
+        return prefix + ": unknown option " + name + "; " + foreign.instead;
+    }
+    const std::string_view nearest = NearestName(name.substr(name.find_first_not_of('-') % name.size()), options);
+    return prefix + ": unknown option " + name +
+           (nearest.empty() ? "" : "; did you mean --" + std::string(nearest) + "?") + " (" + prefix +
+           " --help lists them)";
+  }
+  if (command.get_parent() != nullptr) {
+    return prefix + ": " + argument + " is one argument too many (" + prefix + " --help says what it takes)";
+  }
+  std::vector<std::string_view> commands;
+  for (const CLI::App* one : command.get_subcommands([](const CLI::App*) { return true; })) {
+    commands.push_back(one->get_name());
+  }
+  return prefix + ": unknown command " + argument + "; there are " + NearestFirst(argument, std::move(commands)) +
+         " (assay --help says what each does)";
+}
+
+// As the user wrote them, of those that the app and the subcommand given have left over.
+void SayUnknownArgument(const CLI::App& app, const std::vector<std::string>& written) {
+  std::vector<const CLI::App*> levels = {&app};
+  for (const CLI::App* command : app.get_subcommands()) levels.push_back(command);
+  for (const CLI::App* level : levels) {
+    const std::vector<std::string> left = level->remaining(false);
+    const auto first = std::find_first_of(written.begin(), written.end(), left.begin(), left.end());
+    if (first == written.end()) continue;
+    const std::string prefix = level == &app ? "assay" : "assay " + level->get_name();
+    std::fprintf(stderr, "%s\n", OneLine(UnknownArgument(*level, prefix, *first)).c_str());
+    return;
+  }
+}
+
 int Run(int argc, char** argv) {
   CLI::App app{"assay finds the first wrong tensor in a running LLM.", "assay"};
   app.formatter(std::make_shared<HelpFormatter>());  // before the commands, which take it over
@@ -141,12 +205,16 @@ int Run(int argc, char** argv) {
     // doctor reports it among the rest.
     if (command->get_name() != "doctor") command->parse_complete_callback(CheckInstructionSet);
   }
+  const std::vector<std::string> written(argv + std::min(argc, 1), argv + argc);
   try {
-    std::vector<std::string> arguments = MarkCommand({argv + std::min(argc, 1), argv + argc});
+    std::vector<std::string> arguments = MarkCommand(written);
     std::reverse(arguments.begin(), arguments.end());  // as the parser wants them
     app.parse(std::move(arguments));
     // Not left to the parser, which would hide a misspelt command behind this.
     if (app.get_subcommands().empty()) throw CLI::RequiredError("A command");
+  } catch (const CLI::ExtrasError&) {
+    SayUnknownArgument(app, written);
+    exit_code = kExitUsage;
   } catch (const CLI::ParseError& error) {
     const int code = app.exit(error);  // prints help on stdout, errors on stderr
     exit_code = code == 0 ? kExitOk : kExitUsage;

@@ -76,7 +76,40 @@ TEST(Cli, NoCommandIsAUsageError) {
 TEST(Cli, UnknownCommandIsAUsageError) {
   const Output run = RunAssay({"divine"});
   EXPECT_EQ(run.exit_code, 2);
-  EXPECT_NE(run.err.find("divine"), std::string::npos) << run.err;
+  EXPECT_NE(run.err.find("unknown command divine; there are "), std::string::npos) << run.err;
+  for (const std::string& command : kCommands) EXPECT_NE(run.err.find(command), std::string::npos) << run.err;
+}
+
+TEST(Cli, UnknownCommandListsTheNearestOnesFirst) {
+  for (const auto& [written, nearest] : std::vector<std::pair<std::string, std::string>>{
+           {"difff", "diff, "}, {"diagnos", "diagnose, "}, {"referense", "reference, "}}) {
+    const Output run = RunAssay({written, "a", "b"});
+    EXPECT_EQ(run.exit_code, 2);
+    EXPECT_EQ(run.out, "");
+    EXPECT_NE(run.err.find("unknown command " + written + "; there are " + nearest), std::string::npos) << run.err;
+  }
+}
+
+TEST(Cli, UnknownOptionNamesTheNearestOne) {
+  const Output run = RunAssay({"reference", "m", "--fualt=lse-base-2"});
+  EXPECT_EQ(run.exit_code, 2);
+  EXPECT_EQ(run.err,
+            "assay reference: unknown option --fualt; did you mean --fault? (assay reference --help lists them)\n");
+  EXPECT_NE(RunAssay({"--verbose", "diff", "a", "b"}).err.find("assay: unknown option --verbose"), std::string::npos);
+  EXPECT_NE(RunAssay({"sites", "-"}).err, "");
+}
+
+TEST(Cli, ArgumentTooManyIsNamed) {
+  const Output run = RunAssay({"diff", "a", "b", "c"});
+  EXPECT_EQ(run.exit_code, 2);
+  EXPECT_EQ(run.err, "assay diff: c is one argument too many (assay diff --help says what it takes)\n");
+}
+
+// The demo has --layer; here the layer belongs to the fault, and --layers means something else.
+TEST(Cli, LayerOfAPlantedFaultStandsBehindItsName) {
+  const Output run = RunAssay({"reference", "m", "--tokens", "5,6", "--fault", "lse-base-2", "--layer", "3"});
+  EXPECT_EQ(run.exit_code, 2);
+  EXPECT_NE(run.err.find("--fault NAME@LAYER"), std::string::npos) << run.err;
 }
 
 TEST(Cli, ValuesThatDoNotFitAreUsageErrorsInEveryCommand) {
