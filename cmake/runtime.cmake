@@ -31,6 +31,16 @@ if(ASSAY_SYMBOL_PREFIX)
 endif()
 add_library(assay::assay ALIAS assay_shared)
 
+# GCC clears and copies a few hundred bytes by `rep stos` and `rep movs`, which take as long to begin as libc takes for
+# all of them; what records a small tensor consists of such structs.
+set(strategy unrolled_loop:64:noalign,libcall:-1:noalign)
+check_cxx_compiler_flag("-mmemset-strategy=${strategy} -mmemcpy-strategy=${strategy}" ASSAY_HAS_STRATEGIES)
+if(ASSAY_HAS_STRATEGIES)
+  foreach(target assay_base assay_tensor assay_stats assay_sites assay_trace assay_probe assay_shared)
+    target_compile_options(${target} PRIVATE -mmemset-strategy=${strategy} -mmemcpy-strategy=${strategy})
+  endforeach()
+endif()
+
 assay_shared_library(assay_offline assay_offline.map ${offline_sources})
 target_link_libraries(assay_offline PRIVATE assay_report)
 
