@@ -103,7 +103,7 @@ struct alignas(64) Accumulator {
   double sum = 0;
   double sum_sq = 0;
   uint64_t digest = 0;
-  double sketch[kSketchSize] = {};
+  alignas(64) double sketch[kSketchSize] = {};  // aligned as CellSums are
   // Scratch of kMatrixFloats floats, zero and 64-byte aligned, or null: a kernel may keep running sums of slots there,
   // in a layout of its own, and adds them to sketch in Flush.
   float* matrix = nullptr;
