@@ -180,7 +180,9 @@ void AddChunks(const RowPiece& piece, Accumulator* acc) {
     Stretch s{data,           p,           p + n,      {}, group - p, piece.salt.group, piece.row_group + done - p,
               piece.row_salt, piece.ahead, acc->matrix};
     if constexpr (kSketching != Sketching::kNone) {
-      for (uint32_t k = 0; k < kChunkBlocks; ++k) s.rotation[k] = SlotRotation(group + k * kBlockGroups, piece.salt);
+      for (uint32_t k = 0; k * kBlockGroups < p + n; ++k) {
+        s.rotation[k] = SlotRotation(group + k * kBlockGroups, piece.salt);
+      }
     }
     if constexpr (kSketching == Sketching::kMatrix) {
       // A block adds at most once to an entry, and pieces of the same block (a row in fragments) to different ones.

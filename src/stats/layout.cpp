@@ -159,13 +159,17 @@ const uint8_t* Fetch(const Layout& layout, int64_t row, int64_t col, int64_t wan
   const size_t n_axes = layout.axes.size();
   const Layout::Axis inner = n_axes > 0 ? layout.axes[n_axes - 1] : Layout::Axis{1, 1};
 
-  // Offset of column c, and how many columns follow it along the innermost axis.
+  // Offset of column c, and how many columns follow it along the innermost axis. The outermost axis needs no division.
   auto locate = [&](int64_t c, int64_t* along) {
     int64_t at = row_offset;
-    *along = inner.size - c % inner.size;
+    *along = inner.size;
     for (size_t a = n_axes; a-- > 0;) {
-      at += c % layout.axes[a].size * layout.axes[a].stride;
-      c /= layout.axes[a].size;
+      const Layout::Axis& axis = layout.axes[a];
+      const int64_t outer = a > 0 ? c / axis.size : 0;
+      const int64_t place = c - outer * axis.size;
+      at += place * axis.stride;
+      if (a + 1 == n_axes) *along -= place;
+      c = outer;
     }
     return at;
   };

@@ -126,10 +126,11 @@ void MeasureRow(const RowTask& task, int64_t row, uint64_t t, int64_t col, int64
     piece.column = static_cast<uint64_t>(col);
     if (task.heads != nullptr && layout.heads_aligned) {
       const uint64_t inner = static_cast<uint64_t>(layout.head_inner);
+      const uint64_t run = piece.column / inner;  // of one head's columns; more than heads where an axis is before them
       piece.heads = task.heads;
       piece.head_groups = static_cast<uint32_t>(inner / kLanes);
-      piece.head = static_cast<uint32_t>(piece.column / inner % piece.n_heads);
-      piece.head_left = static_cast<uint32_t>((inner - piece.column % inner) / kLanes);
+      piece.head = static_cast<uint32_t>(run < piece.n_heads ? run : run % piece.n_heads);
+      piece.head_left = static_cast<uint32_t>((inner - (piece.column - run * inner)) / kLanes);
     }
     // Cut groups take the scalar way on every instruction set, so that all give the same bits.
     if (n < kLanes) {
@@ -169,15 +170,20 @@ void Finish(const Accumulator& acc, bool digest_split, Stats* stats) {
 
 // Kernels keep partial sums, lane by lane; here they become one number. A row's 16 buckets fold to 4.
 // The order of the sums is fixed (lane 0 first): the same instruction set gives the same bits each time.
-void FinishRow(const CellSums& cell, RowCell* out) {
-  for (double part : cell.sum_sq) out->sum_sq += part;
-  for (uint64_t part : cell.digest) out->digest += part;
-  out->nonfinite = cell.nonfinite;
-  for (int k = 0; k < kHeadSketchSize; ++k) out->sketch[k % kRowSketchSize] += cell.sketch[k];
+RowCell FinishRow(const CellSums& cell) {
+  RowCell out;
+  for (double part : cell.sum_sq) out.sum_sq += part;
+  for (uint64_t part : cell.digest) out.digest += part;
+  out.nonfinite = cell.nonfinite;
+  for (int k = 0; k < kHeadSketchSize; ++k) out.sketch[k % kRowSketchSize] += cell.sketch[k];
+  return out;
 }
 
+// Into *out, whatever it held.
 void FinishHead(const CellSums& cell, HeadCell* out) {
-  for (double part : cell.sum_sq) out->sum_sq += part;
+  double sum_sq = 0;
+  for (double part : cell.sum_sq) sum_sq += part;
+  out->sum_sq = sum_sq;
   out->nonfinite = cell.nonfinite;
   std::copy(cell.sketch, cell.sketch + kHeadSketchSize, out->sketch.begin());
 }
@@ -214,18 +220,18 @@ void MeasurePart(const Call& call, const Part& part, Scratch* scratch, Segment* 
                out->request,    call.options->sketch,
                call.ahead,      heads.empty() ? nullptr : heads.data(),
                &scratch->stage, &acc};
-  out->rows.assign(call.row_grid ? static_cast<size_t>(part.n_rows) : 0, RowCell());
+  out->rows.resize(call.row_grid ? static_cast<size_t>(part.n_rows) : 0);
   // One row after the other, so that memory is read in its order; heads add up over the rows, a row's cell is done with
   // its row.
   for (int64_t k = 0; k < part.n_rows; ++k) {
     CellSums cell;
     MeasureRow(task, part.first_row + k, static_cast<uint64_t>(part.first_t + k), part.col, part.end,
                call.row_grid ? &cell : nullptr);
-    if (call.row_grid) FinishRow(cell, &out->rows[static_cast<size_t>(k)]);
+    if (call.row_grid) out->rows[static_cast<size_t>(k)] = FinishRow(cell);
   }
   call.kernel->flush(&acc);
   Finish(acc, layout.digest_split && part.n_rows > 0, &out->stats);
-  out->heads.assign(heads.size(), HeadCell());
+  out->heads.resize(heads.size());
   for (size_t h = 0; h < heads.size(); ++h) FinishHead(heads[h], &out->heads[h]);
 }
 
