@@ -25,7 +25,8 @@ struct PairTable {
   // above, but f32 needs the room: matrix, tables, heads' cells and data on their way share the L1 cache, and while
   // data come from memory a miss there waits behind them.
   alignas(64) uint8_t packed[2][kPairs][16] = {};
-  uint16_t high[kPairs][4] = {};  // [v], bit k: the element with residue k has bucket >> 4 == v
+  alignas(64) uint8_t packed_split[kPairs][16] = {};  // of source_split
+  uint16_t high[kPairs][4] = {};                      // [v], bit k: the element with residue k has bucket >> 4 == v
 };
 
 constexpr PairTable MakePairTable() {
@@ -39,6 +40,7 @@ constexpr PairTable MakePairTable() {
       const uint32_t k = bucket & 15;
       t.source[pair][k] = e;
       t.source_split[pair][k] = (slot & 3) * 4 + (lane & 3) + (lane >> 2) * 16;
+      t.packed_split[pair][k] = static_cast<uint8_t>(minus << 7 | t.source_split[pair][k]);
       t.sign[pair][k] = minus ? -1.0f : 1.0f;
       t.packed[0][pair][k] = static_cast<uint8_t>(minus << 7 | e);
       t.packed[1][pair][k] = static_cast<uint8_t>(minus << 7 | (e ^ 8));
@@ -69,6 +71,12 @@ ASSAY_INLINE __m512 Ordered(__m512 low, __m512 high, const uint32_t* source) {
 ASSAY_INLINE __m512 OrderedSigned(__m512 elements, const uint8_t* packed, __m512i sign_bits) {
   const __m512i order = _mm512_cvtepi8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(packed)));
   return FlipSign(_mm512_permutexvar_ps(order, elements), order, sign_bits);
+}
+
+// The same out of both halves of the quad; of packed_split.
+ASSAY_INLINE __m512 OrderedSigned(__m512 low, __m512 high, const uint8_t* packed, __m512i sign_bits) {
+  const __m512i order = _mm512_cvtepi8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(packed)));
+  return FlipSign(_mm512_permutex2var_ps(low, order, high), order, sign_bits);
 }
 
 // sums + by_residue with the table's signs. `place` is 8 times a slot of the pair's even one: 16 times the pair.

@@ -288,8 +288,12 @@ struct Stepper {
 #pragma GCC unroll 4
       for (uint32_t v = 0; v < F::kVectors; ++v) {
         const size_t at = place + 16 * v;
-        if constexpr (F::kType == DType::kF32) {
-          const __m512 z = OrderedSigned(y[v], packed + at, sign_bits);
+        // Of a small segment, which often finds the caches full of other things, few lines of the table are worth an
+        // operation more.
+        if constexpr (F::kType == DType::kF32 || (F::kType == DType::kBF16 && kSketching == Sketching::kDirect)) {
+          const __m512 z = F::kType == DType::kF32
+                               ? OrderedSigned(y[v], packed + at, sign_bits)
+                               : OrderedSigned(y[0], y[1], kPairTable.packed_split[0] + at, sign_bits);
           if constexpr (kSketching == Sketching::kDirect) sums.buckets.Add(z, at);
           if constexpr (kCells) sums.residues = _mm512_add_ps(sums.residues, z);
         } else {
