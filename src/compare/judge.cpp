@@ -148,6 +148,7 @@ class Judge {
     const MeasuredFloor floor = floors_ != nullptr ? (*floors_)[s] : MeasuredFloor();
     const bool may_have_floor = MayHaveFloor(node);
 
+    plain_sum_ = -1;
     inputs_.BeginSite(s);
     uint32_t request = ~uint32_t{0};
     for (const RowInterval& interval : index_.intervals) {
@@ -211,7 +212,7 @@ class Judge {
           side = cell.replicas_of;
         } else if (tolerance < 0 && (node.op == SiteOp::kAdd || node.op == SiteOp::kReduce)) {
           const bool differs = wrong;
-          JudgeSum(node, row, cell, &wrong, &reason, &shown, &shown_bound, &side);
+          JudgeSum(node, row, judged.cells, &wrong, &reason, &shown, &shown_bound, &side);
           // A sum that adds up passes on what is wrong with its inputs.
           if (differs && !wrong && in.bad) {
             wrong = true;
@@ -244,17 +245,34 @@ class Judge {
     }
   }
 
+  // Whether the site is a plain sum: on one side at least, the parts add up in half of the rows or more. Where a norm
+  // or a scale is inside, a row in which a part is small may add up by chance.
+  bool IsPlainSum(const GraphNode& node, const std::vector<Cell>& cells, double bound) {
+    if (plain_sum_ >= 0) return plain_sum_ != 0;
+    uint32_t adds_up = 0, all = 0;
+    for (uint32_t row = 0; row < cells.size(); ++row) {
+      double residual[2], size = 0;
+      if (cells[row].state == CellState::kAbsent || !SumResidual(node, row, cells[row], residual, &size)) continue;
+      if (!(size > 0)) continue;
+      ++all;
+      adds_up += std::min(residual[kA], residual[kB]) <= bound * size ? 1 : 0;
+    }
+    plain_sum_ = 2 * adds_up >= all ? 1 : 0;
+    return plain_sum_ != 0;
+  }
+
   // A residual add is exact but for its own rounding, so it is judged without the growth of its inputs' difference: a
   // part that was left out or added twice shows where the general bound, which allows for different inputs, would hide
   // it.
-  void JudgeSum(const GraphNode& node, uint32_t row, const Cell& cell, bool* wrong, RootReason* reason, double* shown,
-                double* shown_bound, int* side) const {
+  void JudgeSum(const GraphNode& node, uint32_t row, const std::vector<Cell>& cells, bool* wrong, RootReason* reason,
+                double* shown, double* shown_bound, int* side) {
     double residual[2], size = 0;
-    if (!SumResidual(node, row, cell, residual, &size) || !(size > 0)) return;
+    if (!SumResidual(node, row, cells[row], residual, &size) || !(size > 0)) return;
     const double bound = spread4_ * std::hypot(noise_, kStored);
     const double low = std::min(residual[kA], residual[kB]) / size;
     const double high = std::max(residual[kA], residual[kB]) / size;
     if (low > bound) return;  // neither side is a plain sum: a norm or a scale inside; the general bound holds
+    if (high > bound && !IsPlainSum(node, cells, bound)) return;
     *wrong = high > bound;
     if (!*wrong) return;
     *shown = high;
@@ -502,6 +520,7 @@ class Judge {
   double dot_ = 0, norm_a_ = 0, norm_b_ = 0;
   double worst_ratio_ = -1, root_ratio_ = -1;
   double worst_condition_ = 1;
+  int plain_sum_ = -1;            // IsPlainSum(); -1: not asked yet
   std::vector<RowRatio> ratios_;  // of rows within their bounds
   bool lowered_ = false;          // a bound by the measured floor
 

@@ -493,6 +493,28 @@ TEST_F(DiffTest, InputAddedTwiceIsNamedBetweenPrecisions) {
   }
 }
 
+// Where a scale or a norm is inside the sum, a row in which that part is small adds up by chance on one side.
+TEST_F(DiffTest, ScaledPartIsNoSumThatOneSideMissed) {
+  ToyOptions a, b;
+  std::map<std::pair<int, int64_t>, Matrix> down;
+  const auto scale = [&](const std::string& name, int request, int64_t first, Matrix* m) {
+    if (name == "layers.1.mlp.down") down[{request, first}] = *m;
+    if (name != "layers.1.out") return;
+    const Matrix& part = down.at({request, first});
+    for (size_t i = 0; i < m->v.size(); ++i) m->v[i] -= 0.5f * part.v[i];
+  };
+  a.fault = scale;
+  b.fault = [&](const std::string& name, int request, int64_t first, Matrix* m) {
+    if (name == "layers.1.mlp.down" && request == 0 && first == 0) {
+      for (int c = 0; c < m->cols; ++c) m->at(0, c) *= 1e-6f;  // the fault
+    }
+    scale(name, request, first, m);
+  };
+  const DiffResult r = Compare(a, b);
+  ASSERT_EQ(r.findings.size(), 1u) << Describe(r);
+  EXPECT_EQ(r.findings[0].name, "layers.1.mlp.down");
+}
+
 // Rows behind another token compute something else by right; they are neither compared nor counted as right.
 TEST_F(DiffTest, LaterRowsOfADifferingTokenAreSetAside) {
   ToyOptions a, b;
