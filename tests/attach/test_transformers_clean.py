@@ -5,6 +5,7 @@ import pytest
 from transformers_runs import PROMPTS, Runs, covered, describe, reference, sites_of
 
 ONE = [PROMPTS[1]]
+DRAFTED = [PROMPTS[3] * 3]  # its own text is what tokens behind it are drafted from
 PRECISIONS = ("float32", "bfloat16")
 ATTENTIONS = ("eager", "sdpa")
 
@@ -22,7 +23,9 @@ def runs(tmp_path_factory):
     runs.add("chunked", prompts=PROMPTS[1:2], options={"prefill_chunk_size": 20})
     runs.add("once", prompts=PROMPTS[:4], loop="once")
     runs.add("two-batches", batches=[PROMPTS[:2], PROMPTS[:2]])
+    runs.add("drafted", prompts=DRAFTED, options={"prompt_lookup_num_tokens": 4}, tokens=8)
     runs.run()
+    reference(runs.folder / "reference-drafted", DRAFTED, tokens=8)
     reference(runs.folder / "reference-one", ONE)
     reference(runs.folder / "reference-eight", PROMPTS)
     reference(runs.folder / "reference-four", PROMPTS[:4])
@@ -53,6 +56,18 @@ def test_prompt_in_chunks_is_the_request_of_its_whole_prompt(runs):
     result = runs.diff("reference-one", "chunked")
     assert result.verdict == "noise", describe(result)
     assert result.coverage.rows_only_a == 0
+
+
+def test_drafted_tokens_are_no_prompt_and_refused_ones_nobodys_choice(runs):
+    result = runs.diff("reference-drafted", "drafted")
+    assert result.verdict == "noise", describe(result)
+    (request,) = [r for p in assay.open(runs.folder / "drafted").processes for r in p.requests]
+    assert request.key == assay.request_key(DRAFTED[0])
+    prompt = len(DRAFTED[0])
+    seen = [s for e in assay.open(runs.folder / "drafted") if e.site == "layers.0.out" for s in e.segments]
+    ends = [s.first_position + s.n_rows for s in seen]
+    assert ends[0] > prompt, "the first forward has drafted tokens behind the prompt"
+    assert any(s.first_position < end for s, end in zip(seen[1:], ends)), "some of them were refused"
 
 
 def test_padding_on_the_right_lines_up(runs):

@@ -266,6 +266,8 @@ class Requests:
         batch.open_choice = None
         if choice is None or ids is None or past > choice.next_column:
             return None
+        if 0 < past < choice.next_column:  # cut off again: drafted tokens were refused, and nothing was chosen there
+            return None
         column = choice.next_column - past
         if column >= ids.shape[1]:
             return None
@@ -276,14 +278,14 @@ class Requests:
         return choice, tokens
 
     def _prompts(self, ids: Any, flags: list[list[bool]] | None, size: int, past: int) -> list[list[int]]:
-        """The prompt of each slot of a new batch: that of generate() where these tokens are a part of it (the prompt of
-        another call may have been left behind by an exception), else the tokens of this forward."""
+        """The prompt of each slot of a new batch: that of generate() where these tokens are a part of it, or it and tokens
+        drafted behind it; else the tokens of this forward."""
         told = getattr(self._told, "prompts", None)
         own = [[] for _ in range(size)] if ids is None else real_tokens(ids, flags)
         if not told or size % len(told):
             return own
         told = [told[slot // (size // len(told))] for slot in range(size)]
-        fits = all(len(part) <= len(whole) and (past or part == whole[: len(part)]) for part, whole in zip(own, told))
+        fits = all(past or all(a == b for a, b in zip(part, whole)) for part, whole in zip(own, told))
         return told if fits else own
 
 
