@@ -191,10 +191,6 @@ std::string ToText(const RunReport& report, const RunOptions& options, bool to_s
   for (const std::string& probe : report.unseen) {
     line(OneLine(probe) + ": not found (no process came to its module)");
   }
-  if (report.processes.empty()) {
-    line(kNothingRecorded);
-    return text;
-  }
   for (const std::string& folder : report.folders) line("trace " + folder);
   for (const ProcessSummary& p : report.processes) {
     line(fmt::format("  rank {} pid {}: {} events at {} sites, {}{}", p.rank, p.pid, p.events, p.sites,
@@ -217,6 +213,14 @@ std::string ToText(const RunReport& report, const RunOptions& options, bool to_s
     if (attached != 0) line(fmt::format("    attached at {} place(s)", attached));
     if (silent != 0) line(fmt::format("    {} site(s) never fired", silent));
   }
+  if (report.events() != 0) return text;
+  // Last, where it is seen: the exit code is the command's and says nothing of it.
+  line(report.processes.empty()
+           ? kNothingRecorded
+           : "nothing was recorded: a recording was opened and no event came. What was chosen (--profile, --include, "
+             "--layers, --steps) may leave out all that the command ran, or it never came to a "
+             "site: --profile all tells");
+  line("0 events. The exit code is the command's own; with --strict on it would be 1 in place of 0");
   return text;
 }
 

@@ -68,6 +68,23 @@ TEST_F(RunCommand, OptionsWinOverTheEnvironmentAndReachTheCommand) {
   EXPECT_NE(run.err.find("nothing was recorded"), std::string::npos);
 }
 
+// The host's exit status stays; the last lines say that there is nothing, and what to do.
+TEST_F(RunCommand, NothingRecordedIsSaidLast) {
+  const std::string last =
+      "assay run: 0 events. The exit code is the command's own; with --strict on it would be 1 in place of 0\n";
+  // Without a recording, and with one that lets no site through.
+  for (const std::vector<std::string>& command : {std::vector<std::string>{"--json", "r.json", "--", "true"},
+                                                  {"--include", "logits", "--json", "r.json", "--", host_}}) {
+    const Output run = Run(command);
+    EXPECT_EQ(run.exit_code, 0) << run.err;
+    EXPECT_TRUE(run.err.ends_with(last)) << run.err;
+    EXPECT_NE(run.err.find("assay run: nothing was recorded: "), std::string::npos) << run.err;
+    EXPECT_EQ(ReadJson("r.json")["events"], 0);
+  }
+  EXPECT_EQ(Run({"-q", "--", "true"}).err, "");
+  EXPECT_EQ(Run({"--", host_}).err.find("nothing was recorded"), std::string::npos);
+}
+
 TEST_F(RunCommand, ExitCodesOfTheCommandPass) {
   EXPECT_EQ(Run({"--", "sh", "-c", "exit 42"}).exit_code, 42);
   EXPECT_EQ(Run({"--", "sh", "-c", "kill -TERM $$"}).exit_code, 128 + 15);
