@@ -90,8 +90,10 @@ void CheckReport::Right(EventId event, double measured, double bound) {
   }
 }
 
-void CheckReport::Missing(std::string why, std::string capture) {
-  if (n_missing_++ > 0) return;
+void CheckReport::Missing(std::string why, std::string capture, uint64_t results) {
+  const bool first = n_missing_ == 0;
+  n_missing_ += results;
+  if (!first) return;
   missing_why_ = std::move(why);
   missing_capture_ = std::move(capture);
 }

@@ -78,8 +78,8 @@ class CheckReport {
   // One result was judged and is right. measured/bound: relative distance from the right value and what is allowed
   // (0, 0 for exact rules); the worst share of the bound stands in the evidence.
   void Right(EventId event, double measured = 0, double bound = 0);
-  // A result could not be judged: why, and what to record.
-  void Missing(std::string why, std::string capture);
+  // Results (one, if not said) that could not be judged: why, and what to record.
+  void Missing(std::string why, std::string capture, uint64_t results = 1);
   // A result was judged by some of its rows: which. The first one stands in the evidence, with the number of others.
   void Sampled(std::string which);
   // So many results speak against another hypothesis than the check's own. The line says how, in the evidence of both.

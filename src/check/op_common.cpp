@@ -345,17 +345,18 @@ void JudgeStems(const Capture& capture, CheckReport* report, std::span<const std
                 const JudgeFunction& judge, bool at_load) {
   for (std::string_view stem : stems) {
     for (const std::string& name : capture.NamesOfStem(stem)) {  // ".partial" is a part of the stem
-      bool told = false;
-      for (EventId id : capture.EventsOf(name)) {
-        // One line suffices where nothing has values.
-        if (!capture.has_payloads() && told) break;
+      const std::span<const EventId> events = capture.EventsOf(name);
+      for (size_t i = 0; i < events.size(); ++i) {
+        const EventId id = events[i];
         const auto info = capture.Info(id);
         if (info->audit == "before" || info->audit == "read") continue;
         if ((info->event.phase == Phase::kLoad) != at_load) continue;
         auto tensor = capture.Load(id);
         if (!tensor.ok()) {
-          if (!told) report->Missing(tensor.status().message(), Capture::RecordHint(name));
-          told = true;
+          // Where nothing has values the rest of a name is counted unseen: it is like the first.
+          const size_t alike = capture.has_payloads() ? 1 : events.size() - i;
+          report->Missing(tensor.status().message(), Capture::RecordHint(name), alike);
+          i += alike - 1;
           continue;
         }
         if ((*tensor)->sampled) continue;  // rows of operands would have to be the same sample

@@ -16,6 +16,13 @@ std::string Joined(const std::vector<std::string>& lines) {
   return text;
 }
 
+// "3 of 40 events have values": what is said of the others rests on their statistics.
+// Empty where all have them.
+std::string ValuesText(const CheckCoverage& c) {
+  if (c.payloads >= c.events) return "";
+  return std::to_string(c.payloads) + " of " + std::to_string(c.events) + " events have values";
+}
+
 // "no fault found" only where something was judged at all.
 const char* Verdicted(const Diagnosis& d) {
   if (!d.findings.empty()) return "fault";
@@ -62,15 +69,17 @@ std::string DiagnoseText(const Diagnosis& d, const std::string& trace, const std
   if (d.compared) out += "against    " + other + ": " + OneLine(d.comparison_summary) + "\n";
   out += "\n" + LedgerText(d.ledger) + "\n";
   if (d.findings.empty()) {
-    out += d.judged ? "verdict: no fault found in what was recorded\n"
-                    : "verdict: nothing could be judged, see above what to capture\n";
-    return out;
+    out += d.judged ? "verdict: no fault found in what was recorded" : "verdict: nothing could be judged";
+    if (const std::string values = ValuesText(d.coverage); !values.empty()) out += "; " + values;
+    return out + (d.judged ? "\n" : "; see above what to capture\n");
   }
   for (size_t i = 0; i < d.findings.size() && i < kFindingsShown; ++i) out += FindingText(d.findings[i], i == 0);
   if (d.findings.size() > kFindingsShown)
     out += "and " + std::to_string(d.findings.size() - kFindingsShown) + " more findings, see --json\n";
   if (!d.consequences.empty()) out += std::to_string(d.consequences.size()) + " symptoms follow from these\n";
-  return out;
+  out += "verdict: fault, first wrong tensor " + OneLine(d.findings[0].name);
+  if (const std::string values = ValuesText(d.coverage); !values.empty()) out += "; " + values;
+  return out + "\n";
 }
 
 }  // namespace assay

@@ -68,6 +68,38 @@ std::set<std::string> FirstCells(const std::string& page, const std::string& hea
   return cells;
 }
 
+// Where the budget left most events without values, each of them is one that could not be judged.
+TEST_F(DiagnoseCommand, WhatHasNoValuesIsCountedInTheVerdictAndInWhatIsRuledOut) {
+  const auto record = [&](const std::string& trace, const std::vector<std::string>& environment) {
+    return RunAssay({"reference", ASSAY_SOURCE_DIR "/models/kjv-mla-10m", "--prompt", "And God said", "--max-tokens",
+                     "2", "--trace", folder_ + "/" + trace, "--level", "payload"},
+                    environment, folder_);
+  };
+  ASSERT_EQ(record("all", {}).exit_code, 0);
+  ASSERT_EQ(record("some", {"ASSAY_BUDGET=payload=200KiB"}).exit_code, 0);
+  const auto norms = [](const Json& diagnosis) {
+    for (const Json& entry : diagnosis["ruled_out"]) {
+      if (entry["hypothesis"] == "norm") return entry;
+    }
+    return Json({{"judged", 0}, {"not_judged", 0}});
+  };
+  const Json all = norms(Diagnose({"all"}, 0)), partly = Diagnose({"some"}, 0), some = norms(partly);
+  EXPECT_EQ(all["not_judged"], 0);
+  ASSERT_GT(some["judged"], 0);
+  EXPECT_LT(some["judged"], all["judged"]);
+  EXPECT_EQ(some["judged"].get<int>() + some["not_judged"].get<int>(), all["judged"].get<int>());
+
+  const std::string text = RunAssay({"diagnose", "some"}, {}, folder_).out;
+  const auto number = [](const Json& n) { return std::to_string(n.get<int>()); };
+  EXPECT_NE(text.find("ruled out in " + number(some["judged"]) + " of " + number(all["judged"])), std::string::npos)
+      << text;
+  const Json& c = partly["coverage"];
+  EXPECT_TRUE(text.ends_with("\nverdict: no fault found in what was recorded; " + number(c["payloads"]) + " of " +
+                             number(c["events"]) + " events have values\n"))
+      << text;
+  EXPECT_TRUE(RunAssay({"diagnose", "all"}, {}, folder_).out.ends_with("no fault found in what was recorded\n"));
+}
+
 // The planted fault alone is confirmed; everything else that the traces can tell is ruled out, with numbers.
 TEST_F(DiagnoseCommand, OnTheStoryTheOutputBufferAloneIsConfirmed) {
   const Output demo = RunAssay({"demo", "--keep", folder_});
