@@ -1,6 +1,8 @@
 // Where the bound of a row is above the row itself, or near it, every replacement of the tensor is within it. What the
 // same operation shows in the other layers says more then: the ratio of a row's difference to what its bound is made of
 // (rounding + gain x difference of the inputs), which the layers of a right run have alike. Nothing is judged here.
+// The floors are measured in each comparison; the factors over them below are not derived either: they are set by how
+// sketches scatter and held by right pairs of runs, which must give no finding (tests/e2e, docs/limits.md).
 #pragma once
 
 #include <cstdint>
