@@ -1,10 +1,14 @@
 """What recording costs a decode step of vLLM: an engine without assay and one with it, armed and disarmed, in turns.
 
-    ASSAY=mla ASSAY_DIR=/tmp/bench python bench/bench_vllm.py [--eager] [--requests N ...] [--tokens N] [--rounds N]
+    ASSAY=mla ASSAY_DIR=/tmp/bench python bench/bench_vllm.py [--eager] [--lite] [--requests N ...] [--tokens N] [--rounds N]
 
 Prints, a line for each number of requests at once, milliseconds a decode step, by the clock and in processor time of
-the worker: medians over rounds, and the median of the ratios within a round. Each round generates the same tokens three times. Processor time is the better figure on a
-machine that does other work.
+the worker: medians over rounds, and the median of the ratios within a round. Each round generates the same tokens three
+times. Processor time is the better figure on a machine that does other work. An engine has one thread, so that the two do
+not wait for each other's.
+
+--lite takes a model of the widths of DeepSeek-V2-Lite (deepseek-ai/DeepSeek-V2-Lite, config.json) with 4 of its 27 layers
+and random weights (4 GB for each engine), in place of the one that comes with the project.
 """
 
 from __future__ import annotations
@@ -14,11 +18,36 @@ import json
 import multiprocessing
 import os
 import pathlib
+import shutil
 import statistics
+import tempfile
 import time
 from typing import Any
 
 os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # collective_rpc with a function
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+MODEL = pathlib.Path(__file__).parents[1] / "models" / "kjv-mla-10m"
+
+LITE = {
+    "hidden_size": 2048,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "q_lora_rank": None,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "qk_head_dim": 192,
+    "v_head_dim": 128,
+    "intermediate_size": 10944,
+    "moe_intermediate_size": 1408,
+    "n_routed_experts": 64,
+    "num_experts_per_tok": 6,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "num_hidden_layers": 4,
+}
 
 WAYS = ("unobserved", "disarmed", "armed")
 
@@ -37,11 +66,27 @@ def arm(worker: object, on: bool) -> tuple[int, float]:
     return trace.drops().recorded, time.process_time()
 
 
+def lite(folder: str) -> str:
+    """A folder with a configuration of LITE's widths and our tokenizer, without weights."""
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(MODEL / name, folder)
+    config = {**json.loads((MODEL / "config.json").read_text()), **LITE}
+    (pathlib.Path(folder) / "config.json").write_text(json.dumps(config))
+    return folder
+
+
 def engine(options: argparse.Namespace, pipe: Any) -> None:
     """Generates each time that it is told to; sends milliseconds a step by the clock and the processor, and events."""
     from vllm import LLM, SamplingParams
 
-    llm = LLM(model=options.model, enforce_eager=options.eager, gpu_memory_utilization=0.2, max_model_len=512)
+    weights = "dummy" if options.lite else "auto"
+    llm = LLM(
+        model=options.model,
+        load_format=weights,
+        enforce_eager=options.eager,
+        gpu_memory_utilization=0.2,
+        max_model_len=512,
+    )
     sampling = SamplingParams(temperature=0, max_tokens=options.tokens, ignore_eos=True)
     while (told := pipe.recv()) is not None:
         requests, on = told
@@ -74,11 +119,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--tokens", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=30)
-    model = pathlib.Path(__file__).parents[1] / "models" / "kjv-mla-10m"
-    parser.add_argument("--model", default=str(model))
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=15)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--model", default=str(MODEL))
+    which.add_argument("--lite", action="store_true")
     options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        if options.lite:
+            options.model = lite(folder)
+        measure(options)
+
+
+def measure(options: argparse.Namespace) -> None:
     profile = os.environ.get("ASSAY", "")
     plain, attached = start(options, "off"), start(options, profile)
     pipes = {"unobserved": plain[1], "disarmed": attached[1], "armed": attached[1]}
@@ -90,20 +143,24 @@ def main() -> None:
                 result = pipes[way].recv()
                 if turn >= 2:  # warm
                     found[way].append(result)
-        print(json.dumps(summary(options.eager, profile, requests, found)), flush=True)
+        print(json.dumps(summary(options, profile, requests, found)), flush=True)
     for process, pipe in (plain, attached):
         pipe.send(None)
-        process.join()
+        process.join(timeout=60)
+        process.kill()  # what its engine waits for at its end is not our business
 
 
 def summary(
-    eager: bool, profile: str, requests: int, found: dict[str, list[tuple[float, float, float]]]
+    options: argparse.Namespace, profile: str, requests: int, found: dict[str, list[tuple[float, float, float]]]
 ) -> dict[str, object]:
     results: dict[str, object] = {
         "schema": "assay.bench_vllm/1",
-        "mode": "eager" if eager else "compiled",
+        "mode": "eager" if options.eager else "compiled",
         "profile": profile,
+        "model": pathlib.Path(options.model).name if not options.lite else "lite",
         "requests": requests,
+        "tokens": options.tokens,
+        "rounds": options.rounds,
         "events_a_step": round(found["armed"][-1][2], 1),
     }
     for number, what in enumerate(("clock", "processor")):

@@ -30,12 +30,24 @@ Group = Callable[..., bool]
 """(address of a CGroup, address of a CStep, tensors): True when the group's views of them were given to their sites,
 False when nothing was done."""
 
+Observe = Callable[[list[Any], str], None]
+"""(tensors, text): takes the shortcut of that text, or calls the function given to set_observers()."""
+
+BeforeCall = Callable[[int, tuple[Any, ...], dict[str, Any]], bool]
+"""(address of a CCallable, arguments of a call): True when what is to be recorded before it was recorded."""
+
+AfterCall = Callable[[int, tuple[Any, ...], dict[str, Any], Any], bool]
+"""The same with the call's result, behind it."""
+
 
 class Functions(NamedTuple):
     """Built-in functions, and the type that they were made for."""
     record: Record
     leave: Leave
     group: Group
+    observe: Observe
+    before: BeforeCall
+    after: AfterCall
     type: type[Any]  # of the tensors that they take; no subclass
 
 
@@ -50,7 +62,7 @@ CODES = {
 }
 """DLPack's type code and bits of the types that are taken."""
 
-LARGEST = 32768
+LARGEST = 262144
 """Elements of a tensor that is taken."""
 
 
@@ -115,11 +127,12 @@ class CGroup(ctypes.Structure):
         ("views", POINTER(CView)),
         ("n_members", c_uint32),
         ("n_views", c_uint32),
+        ("by_row", c_uint64),
     ]
 
 
 class CNow(ctypes.Structure):
-    """PythonNow: what all observed modules share; busy is the address of a list."""
+    """PythonNow: what all probes share; busy is the address of a list."""
     _fields_ = [("on", c_uint64), ("step", c_void_p), ("busy", c_void_p)]
 
 
@@ -138,7 +151,30 @@ class CModule(ctypes.Structure):
         ("is_dict", c_uint32),
         ("now", POINTER(CNow)),
         ("fired", c_uint64),
+        ("group", POINTER(CGroup)),
     ]
+
+
+class CPlace(ctypes.Structure):
+    """PythonPlace: where a call has a value."""
+    _fields_ = [("argument", c_int32), ("member", c_int32), ("name", c_void_p)]
+
+
+class CShortcut(ctypes.Structure):
+    """PythonShortcut: what takes the place of a callback."""
+    _fields_ = [
+        ("now", POINTER(CNow)),
+        ("group", POINTER(CGroup)),
+        ("places", POINTER(CPlace)),
+        ("n_nothing", c_uint32),
+        ("phase", c_uint32),
+        ("fired", c_uint64),
+    ]
+
+
+class CCallable(ctypes.Structure):
+    """PythonCallable: shortcuts by the first argument of a call."""
+    _fields_ = [("owners", c_void_p), ("before", c_void_p), ("after", c_void_p), ("n", c_uint64)]
 
 
 # Members of PythonFunctions by the function of Python's C API that fills them; all are in the stable ABI.
@@ -149,9 +185,11 @@ _PYTHON = {
     "drop_reference": "Py_DecRef",
     "call": "PyObject_CallFunctionObjArgs",
     "list_size": "PyList_Size",
+    "list_item": "PyList_GetItem",
     "tuple_size": "PyTuple_Size",
     "tuple_item": "PyTuple_GetItem",
     "dict_next": "PyDict_Next",
+    "dict_item": "PyDict_GetItem",
 }
 
 
@@ -192,6 +230,16 @@ class Nothing:
 
 def never(site: int, tensor: Any, rows: int, step: int = 0) -> bool:
     """Stands in for the built-in function where there is none."""
+    return False
+
+
+def never_before(address: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """The same for BeforeCall."""
+    return False
+
+
+def never_after(address: int, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
+    """The same for AfterCall."""
     return False
 
 
@@ -272,6 +320,9 @@ def _make(tensor_type: type[Any]) -> Functions | None:
         built_in(b"assay_record", library.assay_python_record),
         built_in(b"assay_leave", library.assay_python_leave),
         built_in(b"assay_group", library.assay_python_group),
+        built_in(b"assay_observe", library.assay_python_observe),
+        built_in(b"assay_before", library.assay_python_before),
+        built_in(b"assay_after", library.assay_python_after),
         tensor_type,
     )
 
@@ -288,6 +339,17 @@ def functions() -> Functions | None:
             if not _looked and kind is not None:
                 _made, _looked = _make(kind), True
     return _made
+
+
+def set_observers(shortcuts: dict[str, int], otherwise: Callable[[list[Any], str], None]) -> Observe | None:
+    """What an operator in compiled graphs calls: the address of a CShortcut by text, which it looks up each time, and what
+    it calls where there is none. To be called once; None without built-in functions."""
+    made = functions()
+    if made is None:
+        return None
+    _keep.extend([shortcuts, otherwise])
+    _library.host().assay_python_observers(id(shortcuts), id(otherwise))
+    return made.observe
 
 
 class ModuleTable:

@@ -181,6 +181,7 @@ _HOST_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "assay_python_functions": (None, [c_void_p]),  # not in assay.h: _fast_call.py
     "assay_python_lets_through": (c_int32, [c_void_p, c_char_p]),
     "assay_python_modules": (None, [c_void_p, c_int64]),
+    "assay_python_observers": (None, [c_void_p, c_void_p]),
 }
 _READER = c_void_p
 _TEXT = POINTER(c_void_p)  # char**, kept as an address so that it can be freed

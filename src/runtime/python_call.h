@@ -31,10 +31,11 @@ struct DlTensor {
 };
 
 // By address; one a process. Of Python: PyErr_Clear, PyLong_AsLongLong, Py_IncRef, Py_DecRef, PyObject_CallFunction-
-// ObjArgs, PyList_Size, PyTuple_GetItem, PyDict_Next; True, False, None. Of the tensor library: the type of its
-// tensors, dltensor_from_py_object_no_sync, and the methods that give a tensor's offset in its storage (elements) and
-// whether its memory holds the negated values. storage_offset_of gives the offset, too, where the library has such a
-// function: it is no method, and may be NULL. It takes what lies handle_at bytes from where a tensor begins.
+// ObjArgs, PyList_Size, PyList_GetItem, PyTuple_Size, PyTuple_GetItem, PyDict_Next, PyDict_GetItem; True, False, None.
+// Of the tensor library: the type of its tensors, dltensor_from_py_object_no_sync, and the methods that give a tensor's
+// offset in its storage (elements) and whether its memory holds the negated values. storage_offset_of gives the offset,
+// too, where the library has such a function: it is no method, and may be NULL. It takes what lies handle_at bytes from
+// where a tensor begins.
 struct PythonFunctions {
   void (*clear_error)();
   long long (*number)(void* object);
@@ -42,9 +43,11 @@ struct PythonFunctions {
   void (*drop_reference)(void* object);
   void* (*call)(void* function, ...);                                    // objects, then NULL; a new reference
   intptr_t (*list_size)(void* list);                                     // -1: not a list
+  void* (*list_item)(void* list, intptr_t number);                       // borrowed
   intptr_t (*tuple_size)(void* tuple);                                   // -1: not a tuple
   void* (*tuple_item)(void* tuple, intptr_t number);                     // borrowed
   int (*dict_next)(void* dict, intptr_t* at, void** key, void** value);  // borrowed; 0: no more
+  void* (*dict_item)(void* dict, void* key);                             // borrowed; NULL: none, without an exception
   int (*read_tensor)(void* object, DlTensor* out);                       // 0, or a Python exception is set
   void* yes;
   void* no;
@@ -108,15 +111,18 @@ struct PythonView {
   uint32_t member;
 };
 
-// What a probe records each time that it fires: views of the same tensors.
+// What a probe records each time that it fires: views of the same tensors. Or, with `by_row`, views of the rows that
+// members[1], whole numbers, names of members[0]: that is contiguous and whole, of the very shape, and a row is as long
+// as its last axis. Each view then is one of a matrix of those rows.
 struct PythonGroup {
   const PythonMember* members;
   const PythonView* views;
   uint32_t n_members;  // at most 8
   uint32_t n_views;
+  uint64_t by_row;
 };
 
-// What the observed modules of a process have in common now.
+// What the probes of a process have in common now.
 struct PythonNow {
   uint64_t on;             // 0: nothing is known of the rows
   const PythonStep* step;  // NULL: the host has none
@@ -138,7 +144,33 @@ struct PythonModule {
   uint32_t n_parts;
   uint32_t is_dict;  // else a tuple
   PythonNow* now;
-  uint64_t fired;  // calls that were recorded this way
+  uint64_t fired;            // calls that were recorded this way
+  const PythonGroup* group;  // of all its tensors, in place of the sites; NULL: none
+};
+
+// Where a call has a value.
+struct PythonPlace {
+  int32_t argument;  // by position; -1: the result
+  int32_t member;    // of the tuple that the argument or result is; -1: itself
+  void* name;        // of the argument where it is not given by position; NULL: it has none
+};
+
+// What takes the place of a probe's callback as long as its tensors look like the group's.
+struct PythonShortcut {
+  PythonNow* now;
+  const PythonGroup* group;
+  const PythonPlace* places;  // of the group's members, then n_nothing which have to be None; a compiled graph has none
+  uint32_t n_nothing;
+  uint32_t phase;  // ASSAY_PHASE_* of the steps that it is for; 0: all
+  uint64_t fired;  // times that it was taken
+};
+
+// A callable that is observed, by the first argument of its calls.
+struct PythonCallable {
+  const void* const* owners;      // n, ascending
+  PythonShortcut* const* before;  // n; NULL: nothing is recorded there
+  PythonShortcut* const* after;
+  uint64_t n;
 };
 
 }  // namespace assay
@@ -161,6 +193,21 @@ ASSAY_API void* assay_python_group(void* self, void* const* arguments, intptr_t 
 // tensors of the result were given to their sites, where what is not recorded is counted. False: nothing was done; it
 // is not such a module or result.
 ASSAY_API void* assay_python_leave(void* self, void* const* arguments, intptr_t n_arguments);
+
+// METH_FASTCALL, with Python's lock held: (a PythonCallable's address, arguments, keyword arguments). True: what is to
+// be recorded before such a call was recorded, and assay_python_after is to be called behind it. False: nothing was
+// done.
+ASSAY_API void* assay_python_before(void* self, void* const* arguments, intptr_t n_arguments);
+
+// METH_FASTCALL, with Python's lock held: the same and the result. False: nothing was done.
+ASSAY_API void* assay_python_after(void* self, void* const* arguments, intptr_t n_arguments);
+
+// METH_FASTCALL, with Python's lock held: (list of tensors, text), from a compiled graph. Takes the shortcut of that
+// text, or calls the function that assay_python_observers was given.
+ASSAY_API void* assay_python_observe(void* self, void* const* arguments, intptr_t n_arguments);
+
+// To be called once before assay_python_observe. shortcuts: dictionary of text -> address of a PythonShortcut.
+ASSAY_API void assay_python_observers(void* shortcuts, void* otherwise);
 
 // Whether the settings let a site of this name through at some step, armed or not. trace: a handle or NULL.
 ASSAY_API int32_t assay_python_lets_through(const assay_trace* trace, const char* name);

@@ -180,3 +180,80 @@ def test_ViewAcrossRowsOfItsMemberIsNotLearned(session):
     whole = torch.randn(3, 8, 16)
     group.learn(rows_of(0), [whole[:, :2]], [("attn.q_nope", 0, whole[:, 4:6], {})])  # behind the member's own row
     assert not group.record(rows_of(1), [whole[:, :2]])
+
+
+def cache_and_rows(seed, n=3, slots=(7, 0, 12), dtype=torch.bfloat16):
+    """A cache of 4 blocks of 4 rows, the rows' numbers, and a copy of them."""
+    torch.manual_seed(seed)
+    cache, numbers = torch.randn(4, 4, 24).to(dtype), torch.tensor(slots)
+    return cache, numbers, cache.view(-1, 24)[numbers[:n].clamp(0, 15)]
+
+
+@pytest.mark.parametrize("slots", [(7, 0, 12), (15, 15, 0, -1)])
+def test_RowsOfACacheAreRecordedByTheirNumbers(session, slots):
+    group, found = Group(session), lambda written: [("attn.kv_write", 1, written, {"meta": {"kv_scale": 1.0}})]
+    for step in range(2):
+        cache, numbers, written = cache_and_rows(step, slots=slots)
+        if step == 0:
+            long_way(session, rows_of(0), (written,), found(written))
+            group.learn(rows_of(0), (written,), found(written), (cache, numbers))
+            assert group.by_row
+        else:
+            assert group.record(rows_of(1), (cache, numbers))
+            long_way(session, rows_of(1), (written,), found(written))
+    recorded = events(session)
+    assert len(recorded) == 3 and recorded[1].shape == (3, 24)
+    check_segments(recorded[1], recorded[2])
+    for field in ("site", "shape", "strides", "dtype", "step", "phase", "meta", "storage_offset"):
+        assert getattr(recorded[1], field) == getattr(recorded[2], field), field
+
+
+def test_NumbersOfRowsThatAreNoneAndOtherCachesAreLeftToTheLongWay(session):
+    group = Group(session)
+    cache, numbers, written = cache_and_rows(0)
+    found = [("attn.kv_write", 1, written, {})]
+    long_way(session, rows_of(0), (written,), found)
+    group.learn(rows_of(0), (written,), found, (cache, numbers))
+    for whole, rows in (
+        (cache, torch.tensor([7, -1, 2])),
+        (cache, torch.tensor([7, 16, 2])),
+        (cache, torch.tensor([7, 2**62, 2])),
+        (cache, torch.tensor([7, 2])),
+        (cache, torch.tensor([[7, 2, 3]])),
+        (cache, torch.tensor([7, 0, 2, 0])[::2]),
+        (cache, numbers.int()),
+        (cache[:3], numbers),
+        (cache.transpose(0, 1), numbers),
+        (cache.float(), numbers),
+        (cache, None),
+    ):
+        assert not group.record(rows_of(1), (whole, rows)), rows
+    assert not group.record(rows_of(1), (written,))
+    assert len(events(session)) == 1
+
+
+def test_ACacheOfAnotherTypeIsNotTakenByRow(session):
+    cache, numbers, written = cache_and_rows(0, dtype=torch.float32)
+    group, found = Group(session), [("attn.kv_write", 1, written, {})]
+    long_way(session, rows_of(0), (written,), found)
+    group.learn(rows_of(0), (written,), found, (cache, numbers))
+    assert not group.by_row and group.record(rows_of(1), (written,))
+    assert len(events(session)) == 2
+
+
+def test_MovedRowsAreThoseOfTheLaterStep(session):
+    first = Rows([Run(7, 0, 2, 62), Run(2**63 + 9, 2, 1, 5), Run(0, 3, 2, 0, True)], step=4, phase="decode")
+    moved = first.moved([64, 6, 0], 5)
+    later = moved.moved([66, 7, 0], 6)
+    assert first.runs[0].first_position == 62 and first.step == 4
+    assert moved.runs == (Run(7, 0, 2, 64), Run(2**63 + 9, 2, 1, 6), Run(0, 3, 2, 0, True))
+    group, x = Group(session), torch.randn(5, 8)
+    session.record("attn.q_a", x, layer=0, rows=first)
+    group.learn(first, (x,), [("attn.q_a", 0, x, {})])
+    del first, moved  # what they had addresses of is gone
+    assert group.record(later, (x,))
+    same = Rows([Run(7, 0, 2, 66), Run(2**63 + 9, 2, 1, 7), Run(0, 3, 2, 0, True)], step=6, phase="decode")
+    session.record("attn.q_a", x, layer=0, rows=same)
+    got, expected = events(session)[1:]
+    check_like(got, expected)
+    assert (later.n_rows, later.runs) == (same.n_rows, same.runs)

@@ -187,37 +187,6 @@ def test_ModulesAreFoundAtTheirFirstCallAndCopiesAtTheirs(run):
     assert done.code == 0, done.err
 
 
-class Shortened:
-    """A listener that has a short way for the values of compiled code, as long as they are positive."""
-
-    def __init__(self):
-        self.long, self.short = [], []
-
-    def __call__(self, module, name, args, kwargs, result):
-        self.long.append(float(result))
-
-    def again(self, name, values, result):
-        assert values[0] is result
-        return lambda values: float(values[0]) > 0 and not self.short.append(float(values[0]))
-
-
-def test_CompiledCodeGoesTheShortWayUntilItRefusesOrSomebodyElseListens(session):
-    root, listener, other = Outer(), Shortened(), []
-    found = session.modules(root, "inner.proj", then=listener)
-    label = root.inner.proj._assay_label
-
-    def deliver(value):
-        compiled._run([torch.tensor(value)], "module", "after", label, "")
-
-    for value in (1.0, 2.0, -3.0, 4.0):
-        deliver(value)
-    assert (listener.long, listener.short) == ([1.0, -3.0], [2.0, 4.0])
-    assert found.probe.fired == 4
-    session.modules(root, "inner.proj", then=lambda *a: other.append(float(a[4])))
-    deliver(5.0)
-    assert (listener.long[2:], listener.short[2:], other) == ([5.0], [], [5.0])
-
-
 def test_WhatAModuleRaisesAndWhatACallbackRaises(session):
     root = Outer()
     session.modules(root, "inner", then=lambda *a: 1 / 0)

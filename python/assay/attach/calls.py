@@ -11,12 +11,14 @@ import functools
 import inspect
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from . import compiled, stand_in
+from .groups import Group
 from .probes import Probe
+from .shortcuts import Shortcut, Shortcuts, Where
 from .targets import Place
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ _by_key: dict[str, Site] = {}
 _after_wanted: dict[str, bool] = {}
 """Keys of sites whose results are asked for. Dynamo reads it in place of the site: the method of an object that was made
 in the graph may have text and functions in its closure, and nothing else."""
+
+_short: dict[str, Shortcuts] = {}  # by key, once there are some
 
 
 class _Inside(threading.local):
@@ -47,10 +51,13 @@ class Call:
     tensors and numbers alone.
     """
 
-    __slots__ = ("args", "compiled", "function", "kwargs", "state", "_bound", "_self")
+    __slots__ = ("args", "compiled", "function", "kwargs", "state", "_bound", "_self", "_site", "_when")
 
-    def __init__(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], site: Site | None = None, when: str = ""
+    ) -> None:
         self.function = function
+        self._site, self._when = site, when
         self.args = args
         self.kwargs = kwargs
         self.state: dict[str, Any] = {}
@@ -76,6 +83,15 @@ class Call:
             except (TypeError, ValueError):
                 self._bound = {**{f"arg{i}": v for i, v in enumerate(self.args)}, **self.kwargs}
         return self._bound
+
+    def shorten(
+        self, group: Group, places: Sequence[Where], nothing: Sequence[Where] = (), phase: str | None = None
+    ) -> None:
+        """For a callback that has done nothing but record the group's tensors, which are at these places of the call: calls
+        with the same first argument need it no more, as long as their tensors look alike, what is at ``nothing`` is None,
+        and the step is of the phase (None: any). For a callable that no other probe observes."""
+        if self._site is not None and not self.compiled:
+            self._site.shorten(self.self, self._when, group, places, nothing, phase)
 
 
 @functools.lru_cache(maxsize=None)
@@ -108,13 +124,42 @@ class Site:
         self.key = compiled.register(f"call:{label}", self)
         _by_key[self.key] = self
         self.wrapper: Any = None
+        self.shortcuts = Shortcuts()
 
     def listen(self, listener: Listener) -> None:
         """Adds callbacks, once."""
         if listener not in self.listeners:
             self.listeners = [*self.listeners, listener]
+            self.forget()
         if listener.after is not None:
             _after_wanted[self.key] = True
+
+    def shorten(
+        self,
+        owner: Any,
+        when: str,
+        group: Group,
+        places: Sequence[Where],
+        nothing: Sequence[Where],
+        phase: str | None,
+    ) -> None:
+        """See Call.shorten()."""
+        listeners = self.listeners
+        if not type(owner).__weakrefoffset__ or len(listeners) != 1 or listeners[0].around is not None:
+            return
+        known = self.shortcuts.known(owner, when)
+        if not group.address or (known is not None and known.learned == group.address):
+            return
+        before, after = listeners[0].before, listeners[0].after
+        first = when == "before" or before is None
+        shortcut = Shortcut(self.session, listeners[0].probe if first else None, group, places, nothing, phase)
+        self.shortcuts.put(owner, when, shortcut, (before is not None, after is not None))
+        _short[self.key] = self.shortcuts
+
+    def forget(self) -> None:
+        """Callbacks run again at each call."""
+        self.shortcuts.forget()
+        _short.pop(self.key, None)
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call, observed. What the original raises passes unchanged."""
@@ -124,6 +169,10 @@ class Site:
         self._leave(call, listeners, result)  # behind all arounds: what they put into buffers is out again
         return result
 
+    def leave(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Behind a call whose beginning had a shortcut, and its end has none any more."""
+        self._leave(Call(self.original, args, kwargs, self), self.listeners, result)
+
     async def run_async(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call, listeners = self._enter(args, kwargs)
         result = await self.original(*args, **kwargs)
@@ -131,7 +180,7 @@ class Site:
         return result
 
     def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, list[Listener]]:
-        call = Call(self.original, args, kwargs)
+        call = Call(self.original, args, kwargs, self, "before")
         listeners = self.listeners
         for listener in listeners:
             listener.probe.fired += 1
@@ -140,6 +189,7 @@ class Site:
         return call, listeners
 
     def _leave(self, call: Call, listeners: list[Listener], result: Any) -> None:
+        call._when = "after"
         for listener in listeners:
             if listener.after is not None:
                 self._callback(listener.after, call, result)
@@ -201,7 +251,7 @@ class Site:
 
     def observe_compiled(
         self, when: str, label: str, names: list[str], values: list[Any]
-    ) -> compiled.Again | None:
+    ) -> Shortcut | None:
         """What a compiled graph delivers instead of run()."""
         if when == "after":
             result = values[0] if not names and values else structure(names, values)
@@ -258,6 +308,12 @@ def _wrapper_of(site: Site) -> Any:
     key = site.key
 
     def plain(*args: Any, **kwargs: Any) -> Any:
+        # Most calls of a step take this way: every instruction counts.
+        if not compiled.is_dynamo_compiling() and (short := _short.get(key)) and short.before(short.address, args, kwargs):
+            result = original(*args, **kwargs)
+            if not short.after(short.address, args, kwargs, result):
+                _by_key[key].leave(args, kwargs, result)
+            return result
         if compiled.is_compiling():
             compiled.observe_arguments(key, "before", args, kwargs)  # counts the firing too
             result = original(*args, **kwargs)
@@ -280,6 +336,12 @@ def _wrapper_of(site: Site) -> Any:
         wrapper = stand_in.stand_in(original, wrapper)
     wrapper._assay_site = site
     return wrapper
+
+
+def forget() -> None:
+    """All callbacks run again at each call: for a forked child."""
+    for site in _by_key.values():
+        site.forget()
 
 
 def runs_later(function: Any) -> str:

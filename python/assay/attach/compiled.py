@@ -5,8 +5,8 @@ Dynamo does not look for hooks, and drops what has no result. A probe in compile
 kind, and calls back when the graph runs. Wrappers and rewritten functions emit it when Dynamo traces them
 (``is_compiling()`` is a constant to it). The functions here that take part in a trace are plain enough for fullgraph.
 
-All that a graph keeps of a probe is text: which site, where in the call, the label of the object it belongs to, and what
-the tensors are. A graph that is loaded from a cache in another process finds its site by that text, or nothing.
+All that a graph keeps of a probe is text: where in the call, what the tensors are, which site, and the label of the object
+it belongs to. A graph that is loaded from a cache in another process finds its site by that text, or nothing.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from .. import _fast_call
+from .shortcuts import Shortcut
+
 if TYPE_CHECKING:
     from .session import Session
 
 
-Again = Callable[[list[Any]], bool]
-"""Observes values like those of the call before; False: nothing was done, and they go the long way."""
-
-
 class CompiledSite(Protocol):
-    def observe_compiled(self, when: str, label: str, names: list[str], values: list[Any]) -> Again | None:
+    def observe_compiled(self, when: str, label: str, names: list[str], values: list[Any]) -> Shortcut | None:
         """when: "before" or "after"; names: what each value is, paths such as "0", "1.0", "hidden_states". Returns what may
         take its place in calls that differ in the values alone; None: nothing may."""
 
 
-_again: dict[tuple[str, str, str, str], Again] = {}
+_shortcuts: dict[str, int] = {}  # address by the text of a probe
+_kept: list[Shortcut] = []  # all that C may look at
 _sites: dict[str, CompiledSite] = {}
 _session: Session | None = None
 _lock = threading.Lock()
@@ -42,6 +42,11 @@ _unknown: set[str] = set()
 
 def is_compiling() -> bool:
     """Whether Dynamo is tracing the caller. torch's own function takes this one's place when torch is there."""
+    return False
+
+
+def is_dynamo_compiling() -> bool:
+    """The same at less cost, without other tracers than Dynamo."""
     return False
 
 
@@ -64,12 +69,12 @@ def install(session: Session) -> None:
 
 
 def _define(torch: Any) -> None:
-    global _library, _observe, _tensor, is_compiling
+    global _library, _observe, _tensor, is_compiling, is_dynamo_compiling
     if _library is not None:
         return
     library = torch.library.Library("assay", "FRAGMENT")
-    library.define("observe(Tensor[] values, str site, str when, str label, str names) -> ()")
-    library.impl("observe", _run, "CompositeExplicitAutograd")
+    library.define("observe(Tensor[] values, str probe) -> ()")
+    library.impl("observe", _fast_call.set_observers(_shortcuts, _run) or _run, "CompositeExplicitAutograd")
     library.impl("observe", _nothing, "Meta")
     try:
         from torch._library.effects import EffectType
@@ -78,19 +83,21 @@ def _define(torch: Any) -> None:
     except (ImportError, AttributeError):  # older: kept, but not in order
         torch.fx.node.has_side_effect(torch.ops.assay.observe.default)
     _library, _observe, _tensor = library, torch.ops.assay.observe, torch.Tensor
-    is_compiling = torch.compiler.is_compiling
+    is_compiling, is_dynamo_compiling = torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling
 
 
-def _nothing(values: Any, site: str, when: str, label: str, names: str) -> None:
+def _nothing(values: Any, probe: str) -> None:
     pass
 
 
-def _run(values: Any, site: str, when: str, label: str, names: str) -> None:
-    """The operator at run time. Raises nothing."""
-    key = site, when, label, names
-    again = _again.get(key)
-    if again is not None and again(values):
-        return
+def _text(when: str, names: str, site: str, label: str) -> str:
+    """What a graph keeps. A label may have any characters."""
+    return f"{when}\n{names}\n{site}\n{label}"
+
+
+def _run(values: Any, probe: str) -> None:
+    """The operator at run time, where there is no shortcut. Raises nothing."""
+    when, names, site, label = probe.split("\n", 3)
     known = _sites.get(site)
     if known is None:
         if site not in _unknown and _session is not None:
@@ -98,12 +105,18 @@ def _run(values: Any, site: str, when: str, label: str, names: str) -> None:
             _session.failed(site, LookupError("a compiled graph has a probe that this run did not ask for"))
         return
     try:
-        again = known.observe_compiled(when, label, names.split(",") if names else [], list(values))
-        if again is not None:
-            _again[key] = again
+        shortcut = known.observe_compiled(when, label, names.split(",") if names else [], list(values))
+        if shortcut is not None:
+            _kept.append(shortcut)
+            _shortcuts[probe] = shortcut.address
     except Exception as problem:
         if _session is not None:
             _session.failed(site, problem)
+
+
+def forget() -> None:
+    """Sends all compiled probes the long way again: somebody else listens, or this is a forked child."""
+    _shortcuts.clear()
 
 
 # ---- traced by Dynamo
@@ -134,7 +147,7 @@ def observe_arguments(site: str, when: str, args: Any, kwargs: Any) -> None:
                 if isinstance(inner, _tensor):
                     values.append(inner)
                     names += f",{key}.{j}"
-    _observe(values, site, when, label, names[1:])
+    _observe(values, _text(when, names[1:], site, label))
 
 
 def observe_result(site: str, owner: Any, result: Any) -> None:
@@ -156,7 +169,7 @@ def observe_result(site: str, owner: Any, result: Any) -> None:
             if isinstance(value, _tensor):
                 values.append(value)
                 names += f",{key}"
-    _observe(values, site, "after", label, names[1:])
+    _observe(values, _text("after", names[1:], site, label))
 
 
 def observe_value(site: str, which: str, owner: Any, value: Any) -> None:
@@ -165,7 +178,7 @@ def observe_value(site: str, which: str, owner: Any, value: Any) -> None:
         label = ""
         if owner is not None and not isinstance(owner, _tensor):
             label = getattr(owner, "_assay_label", "")
-        _observe([value], site, which, label, "")
+        _observe([value], _text(which, "", site, label))
 
 
 # ---- what was compiled before

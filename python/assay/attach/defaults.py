@@ -72,11 +72,7 @@ class Outputs:
             if trace is None:
                 return
         if not session.now.on:  # shared by all that observe modules
-            rows = session.rows
-            session.now.step = None if rows is None else rows.address
-            session.now.on = 1
-            if session.rows is not rows:  # set by another thread: these live no longer than here
-                session.now.on = 0
+            session.show_rows()
         if hasattr(result, "data_ptr"):
             self._record(trace, name or "model", result)
             return

@@ -40,7 +40,7 @@ Recorded = tuple[str, "int | None", Any, dict[str, Any]]
 class Group:
     """One probe's. record() may be called from any thread."""
 
-    __slots__ = ("_address", "_call", "_kept", "_session", "_trace")
+    __slots__ = ("_address", "_call", "_kept", "_session", "_trace", "by_row")
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -49,6 +49,12 @@ class Group:
         self._address = 0
         # All that C may have addresses of. What was learned before stays: a call of another thread may be under way.
         self._kept: list[object] = []
+        self.by_row = False  # see learn()
+
+    @property
+    def address(self) -> int:
+        """Of the CGroup that was learned last; 0 where there is none in the trace of now."""
+        return self._address if self._trace is not None and self._trace is self._session._trace else 0
 
     def record(self, rows: Rows, tensors: Sequence[Any]) -> bool:
         """Records what was learned of tensors like these; False: nothing was done. rows: of the step."""
@@ -56,8 +62,12 @@ class Group:
             return False
         return self._call(self._address, rows.address, *tensors)
 
-    def learn(self, rows: Rows, tensors: Sequence[Any], recorded: Sequence[Recorded]) -> None:
-        """recorded: all that a call with these tensors recorded the long way, with these rows."""
+    def learn(
+        self, rows: Rows, tensors: Sequence[Any], recorded: Sequence[Recorded], by_row: tuple[Any, Any] | None = None
+    ) -> None:
+        """recorded: all that a call with these tensors recorded the long way, with these rows. by_row: (whole, numbers)
+        where the one tensor is a copy of rows of a contiguous one (its last axis is a row), by number. Where such two can be
+        taken (by_row then is True), the group's tensors are those from then on, not the copy."""
         functions, trace = _fast_call.functions(), self._session._trace
         if functions is None or trace is None or not trace.file or len(self._kept) >= MAX_LEARNED:
             return
@@ -68,7 +78,10 @@ class Group:
         found = [self._view(functions, rows, tensors, *one) for one in recorded]
         if any(view is None for view in found):
             return
-        members = (_fast_call.CMember * len(tensors))(*map(_member, tensors))
+        if by_row is not None and not _takes_by_row(functions, *by_row):
+            by_row = None
+        given = tensors if by_row is None else by_row
+        members = (_fast_call.CMember * len(given))(*map(_member, given))
         views = (_fast_call.CView * len(found))()
         sites = []
         for c, (name, layer, tensor, fields), view in zip(views, recorded, found):
@@ -79,7 +92,8 @@ class Group:
             c.site, c.member, c.first, c.ndim = pointer(site._site), member, first, tensor.ndim
             c.shape, c.strides = _extents(tensor.shape), _extents(tensor.stride())
         group = _fast_call.CGroup(cast(members, POINTER(_fast_call.CMember)), cast(views, POINTER(_fast_call.CView)))
-        group.n_members, group.n_views = len(members), len(views)
+        group.n_members, group.n_views, group.by_row = len(members), len(views), by_row is not None
+        self.by_row = by_row is not None
         self._kept.append((members, views, sites, group))
         self._trace, self._call, self._address = trace, functions.group, addressof(group)
 
@@ -129,6 +143,19 @@ def _takes(functions: _fast_call.Functions, tensor: Any, n_rows: int) -> bool:
         and tensor.shape[0] == n_rows
         and 0 < tensor.numel() <= _fast_call.LARGEST
         and not tensor.is_neg()
+    )
+
+
+def _takes_by_row(functions: _fast_call.Functions, whole: Any, numbers: Any) -> bool:
+    return (
+        type(whole) is type(numbers) is functions.type
+        and str(whole.dtype) == "torch.bfloat16"
+        and str(numbers.dtype) == "torch.int64"
+        and whole.is_cpu
+        and numbers.is_cpu
+        and whole.is_contiguous()
+        and 1 <= whole.ndim <= MAX_RANK
+        and numbers.ndim == 1
     )
 
 

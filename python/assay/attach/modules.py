@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 from . import compiled
 from . import quick as quick_modules
 from .calls import busy, inside, structure
+from .groups import Group
 from .probes import Probe, nearest
+from .shortcuts import Shortcut
 
 if TYPE_CHECKING:
     from .session import Session
@@ -42,11 +44,12 @@ class Modules:
 class _Watched:
     """One observed module."""
 
-    __slots__ = ("__weakref__", "befores", "label", "learned", "module", "n_learned", "name", "number", "session", "thens")
+    __slots__ = ("__weakref__", "befores", "label", "learned", "module", "n_learned", "name", "number", "session", "shortcuts", "thens")
 
     def __init__(self, session: Session, module: Any, name: str, label: str) -> None:
         self.learned: quick_modules.Learned | None = None
         self.n_learned = 0
+        self.shortcuts: dict[str, Shortcut] = {}  # of compiled code: "before", "after"
         self.module = weakref.ref(module, self._gone)
         self.session = session
         self.name = name
@@ -96,16 +99,23 @@ class _Watched:
         if len(self.thens) != 1 or self.befores or self.module() is not module:
             return
         probe, then = self.thens[0]
-        parts = getattr(then, "parts", None)
-        if parts is None:
+        group: Group | None = None
+        if (group_of := getattr(then, "group", None)) is not None:
+            group = group_of(self.name)
+            if group is None or not group.address or (self.learned and self.learned.group == group.address):
+                return
+            self.n_learned += 1
+            found = quick_modules.parts_of_a_group(result)
+        elif (parts := getattr(then, "parts", None)) is not None:
+            self.n_learned += 1
+            found = parts(self.name, result)
+        else:
             self.n_learned = quick_modules.MAX_LEARNED
             return
-        self.n_learned += 1
-        found = parts(self.name, result)
         if found is None:
             return
         old = self.learned
-        self.learned = quick_modules.Learned(self.number, module, result, found, self.session.now)
+        self.learned = quick_modules.Learned(self.number, module, result, found, self.session.now, group)
         if old is not None:
             probe._counts.remove(old.c)
             probe.fired += old.c.fired
@@ -113,30 +123,28 @@ class _Watched:
         object.__setattr__(module, "_assay_quick", self.number)
 
     def again(
-        self, listeners: Sequence[tuple[Probe, Callable[..., object]]], values: list[Any], *seen: Any
-    ) -> compiled.Again | None:
+        self, when: str, listeners: Sequence[tuple[Probe, Callable[..., object]]], values: list[Any], *seen: Any
+    ) -> Shortcut | None:
         """For compiled code, behind a call that delivered these values: what does the same for values like them, if there is
         one listener and it has such a thing, as again(name, values, *seen). seen: what the values were made into."""
         if len(listeners) != 1:
             return None
         probe, listener = listeners[0]
         find = getattr(listener, "again", None)
-        observe = None if find is None else find(self.name, values, *seen)
-        if observe is None:
+        group: Group | None = None if find is None else find(self.name, values, *seen)
+        if group is None or not group.address:
             return None
-
-        def quick(values: list[Any]) -> bool:
-            if len(listeners) != 1 or not observe(values):
-                return False
-            probe.fired += 1
-            return True
-
-        return quick
+        known = self.shortcuts.get(when)
+        if known is None or known.learned != group.address:
+            known = self.shortcuts[when] = Shortcut(self.session, probe, group)
+        return known
 
     def unlearn(self, module: Any) -> None:
         """Somebody else listens to the module, too."""
         self.n_learned = quick_modules.MAX_LEARNED
         quick_modules.forget(self.number)
+        self.shortcuts.clear()
+        compiled.forget()
         object.__setattr__(module, "_assay_quick", -1)
 
 
@@ -145,7 +153,7 @@ class _CompiledModules:
 
     def observe_compiled(
         self, when: str, label: str, names: list[str], values: list[Any]
-    ) -> compiled.Again | None:
+    ) -> Shortcut | None:
         watched = _by_label.get(label)
         if watched is None:
             return None
@@ -155,11 +163,11 @@ class _CompiledModules:
             named = isinstance(args, dict)
             seen = () if named else args[1:], args if named else {}
             watched.enter(module, *seen)
-            return watched.again(watched.befores, values, *seen)
+            return watched.again(when, watched.befores, values, *seen)
         else:
             result = values[0] if not names and values else structure(names, values)
             watched.leave(module, (), {}, result, learn=False)
-            return watched.again(watched.thens, values, result)
+            return watched.again(when, watched.thens, values, result)
 
 
 _watched: list[_Watched] = []

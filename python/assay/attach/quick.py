@@ -10,11 +10,12 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
-from ctypes import POINTER, cast, pointer
+from ctypes import POINTER, c_void_p, cast, pointer
 from typing import Any
 
 from .. import _fast_call
 from .._prepared import PreparedSite
+from .groups import Group
 
 MAX_PARTS = 8
 """Members of a result."""
@@ -41,13 +42,30 @@ def members(result: Any) -> list[tuple[Any, Any]] | None:
     return None if nested or len(found) > MAX_PARTS else found
 
 
+def parts_of_a_group(result: Any) -> Parts | None:
+    """All tensors of a result go to one group, and the rest is nothing that would be recorded."""
+    found = [(None, result)] if fits(result) else members(result)
+    if found is None or not all(fits(value) or holds_nothing(value) for _key, value in found):
+        return None
+    return [(key, value, None) for key, value in found]
+
+
 class Learned:
     """What one module's results look like. Keeps alive what C has addresses of."""
 
-    def __init__(self, number: int, module: Any, result: Any, parts: Parts, now: _fast_call.CNow) -> None:
-        """number: the module's in the table."""
+    def __init__(
+        self,
+        number: int,
+        module: Any,
+        result: Any,
+        parts: Parts,
+        now: _fast_call.CNow,
+        group: Group | None = None,
+    ) -> None:
+        """number: the module's in the table. group: what all its tensors are given to, in place of sites."""
         # Not the members themselves: they may be a whole cache.
-        self._keep = type(result), [(key, type(value), site) for key, value, site in parts], now
+        self._keep = type(result), [(key, type(value), site) for key, value, site in parts], now, group
+        self.group = 0 if group is None else group.address
         self._parts = (_fast_call.CPart * max(1, len(parts)))()
         for c, (key, value, site) in zip(self._parts, parts):
             c.key = None if key is None else id(key)
@@ -60,6 +78,7 @@ class Learned:
             n_parts=len(parts),
             is_dict=isinstance(result, dict),
             now=pointer(now),
+            group=cast(c_void_p(self.group or None), POINTER(_fast_call.CGroup)),
         )
         _table.set(number, self.c)
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 from ctypes import addressof, c_uint64, sizeof
 from itertools import chain
+from typing import Any
 
 from .._arguments import Run
 from .._dtypes import phase_number
@@ -18,6 +19,8 @@ _lock = threading.RLock()  # what has an address is made once
 # Of _lay_out, in words. A run's last field is half of one, as is the phase.
 _STEP, _ROWS, _RUN = sizeof(CStep) // 8, sizeof(CRows) // 8, sizeof(CRowRun) // 8
 _HEAD = _STEP + 2 * _ROWS
+_POSITION = 3  # of a run: its first_position
+_ADDRESSES = 1, 2, _STEP, _STEP + _ROWS  # those of the words themselves
 
 
 class Rows:
@@ -27,7 +30,7 @@ class Rows:
     tensor, padding included (the sum of the runs when left out); step, phase: as of Trace.record().
     """
 
-    __slots__ = ("_address", "_c", "_prepared", "n_rows", "phase", "runs", "step")
+    __slots__ = ("_address", "_c", "_prepared", "_runs", "n_rows", "phase", "step")
 
     def __init__(
         self,
@@ -37,13 +40,36 @@ class Rows:
         step: int | None = None,
         phase: str = "unknown",
     ) -> None:
-        self.runs = tuple([run if type(run) is Run else Run(*run) for run in runs])
-        self.n_rows = sum([run.n_rows for run in self.runs]) if n_rows is None else n_rows
+        self._runs = tuple([run if type(run) is Run else Run(*run) for run in runs])
+        self.n_rows = sum([run.n_rows for run in self._runs]) if n_rows is None else n_rows
         self.step = step
         self.phase = phase
         self._prepared: tuple[PreparedRows, PreparedRows] | None = None
-        self._c: object = None
+        self._c: Any = None
         self._address = 0
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        if not self._runs and self._c is not None:  # made by moved()
+            words = self._c[_HEAD:]
+            runs = zip(*[words[field::_RUN] for field in range(_RUN)])
+            self._runs = tuple([Run(key, row, n, at, bool(padding)) for key, row, n, at, padding in runs])
+        return self._runs
+
+    def moved(self, positions: Sequence[int], step: int) -> Rows:
+        """The same rows of the same requests at a later step: the first position of each run. In a tenth of the time: a
+        step of decode differs from the one before in nothing else."""
+        begin = self.address
+        rows = Rows.__new__(Rows)
+        rows.n_rows, rows.step, rows.phase = self.n_rows, step, self.phase
+        rows._prepared, rows._runs = None, ()
+        words = rows._c = type(self._c).from_buffer_copy(self._c)
+        rows._address = at = addressof(words)
+        for place in _ADDRESSES:
+            words[place] += at - begin
+        words[_STEP + 2] = words[_STEP + _ROWS + 2] = step
+        words[_HEAD + _POSITION :: _RUN] = positions
+        return rows
 
     def prepared(self, fit: bool) -> PreparedRows:
         """For prepared sites: fit for tensors that have these rows, otherwise the step and phase alone."""
@@ -71,11 +97,11 @@ class Rows:
         long as recording ten tensors, once a step."""
         with _lock:
             if self._address == 0:
-                words = (c_uint64 * (_HEAD + _RUN * len(self.runs)))()
+                words = (c_uint64 * (_HEAD + _RUN * len(self._runs)))()
                 begin = addressof(words)
                 fit, rest, runs = (begin + 8 * at for at in (_STEP, _STEP + _ROWS, _HEAD))
                 step, phase = -1 if self.step is None else self.step, phase_number(self.phase)
-                head = self.n_rows, fit, rest, runs, len(self.runs), step, phase, runs, 0, step, phase
-                words[:] = list(chain(head, *self.runs))
+                head = self.n_rows, fit, rest, runs, len(self._runs), step, phase, runs, 0, step, phase
+                words[:] = list(chain(head, *self._runs))
                 self._c, self._address = words, begin
         return self._address

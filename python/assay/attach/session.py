@@ -60,7 +60,7 @@ class Session:
         self._selectors = selectors.parse(self.settings.get("ASSAY_PROBES", ""))
         self._sites: dict[tuple[str, int | None], PreparedSite] = {}
         self._plain: tuple[type[Any] | None, frozenset[Any]] = (None, frozenset())
-        self._possible: dict[str, bool] = {}  # names that were asked for: whether the settings let them through
+        self._possible: dict[tuple[str, ...], tuple[str, ...]] = {}  # names asked for: those that the settings let through
         self._step_wanted: tuple[Rows | None, bool] = None, False  # rows of a step, and whether it is recorded
         self._finished = False
         os.register_at_fork(after_in_child=self._after_fork)
@@ -73,6 +73,14 @@ class Session:
     def rows(self, rows: Rows | None) -> None:
         self.now.on = 0  # before the rows that it has addresses of may go
         self._rows = rows
+
+    def show_rows(self) -> None:
+        """Gives the built-in functions the rows of now, once a step: without them everything goes the long way."""
+        rows = self._rows
+        self.now.step = None if rows is None else rows.address
+        self.now.on = 1
+        if self._rows is not rows:  # set by another thread: these live no longer than here
+            self.now.on = 0
 
     # ---- start
 
@@ -244,11 +252,16 @@ class Session:
     def observed(self, *names: str) -> bool:
         """Whether any of these canonical names would be recorded now: armed, and let through by profile, include,
         exclude, layers, ranks and steps. Cheap; ask before preparing anything."""
+        possible = self._possible.get(names)
+        if possible is not None and not possible:
+            return False
         trace = self.trace()
         if trace is None or not trace.armed:
             return False
         try:
-            return any(self._lets_through(trace, name) and self._in_steps(trace, name) for name in names)
+            if possible is None:
+                possible = self._possible[names] = tuple([name for name in names if trace.lets_through(name)])
+            return len(possible) != 0 and self._in_steps(trace, possible[0])
         except Error as problem:
             self.failed(names[0] if names else "", problem)
             return False
@@ -261,12 +274,6 @@ class Session:
         wanted = trace.wants(name, step=None if rows is None else rows.step)
         self._step_wanted = rows, wanted
         return wanted
-
-    def _lets_through(self, trace: Trace, name: str) -> bool:
-        known = self._possible.get(name)
-        if known is None:
-            known = self._possible[name] = trace.lets_through(name)
-        return known
 
     def absent(self, site: str, why: str) -> None:
         """A site that this path does not have: noted as absent, not missing."""
@@ -501,6 +508,8 @@ class Session:
         self._possible.clear()
         self.now.on = 0
         quick.forget()
+        calls.forget()
+        compiled.forget()
         self._failures.clear()
         for probe in self.probes:
             probe.forget_times()

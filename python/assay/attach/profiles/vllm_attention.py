@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from assay import Run
 
 from ..groups import Recorded
 from ..rows import Rows
+from ..shortcuts import RESULT
 from .vllm_steps import Recorder, given
 
 MLA = "vllm.model_executor.layers.attention.mla_attention:MLAAttention"
@@ -69,8 +71,9 @@ class Attention:
         self._shard = shard
         self._wrapped: set[str] = set()
         self.heads: dict[int, tuple[int, int, int]] = {}  # layer without MLA -> (nope, rope, value) head sizes
-        self._mla: Any = None  # the MLA layer whose forward_impl is under way
+        self._mla: Any = None  # the MLA layer whose forward_impl is under way, unless the step is one of decode
         self._metadata: Any = None  # what it was given
+        self._of_impl: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # MLA implementation -> layer
         self._chunk = 0  # context chunks seen in this call
         self._cache_sites: dict[str, str] = {}  # by layer_name
         self._slots: tuple[Any, Rows | None, Any] = (None, None, None)  # as given, of which rows, and as an index
@@ -108,6 +111,7 @@ class Attention:
                     session.absent(f"layers.*.attn.{site}", f"{layer.attn_backend.get_name()} {why}")
             return
         session.fact("attention.pad_v", int(bool(getattr(impl, "_pad_v", False))))
+        self._of_impl[impl] = weakref.ref(layer)
         self._wrap(type(impl), "forward_mqa", before=self._mqa_enters, after=self._mqa_leaves)
         if getattr(impl, "uses_amx_bmm", False):
             self._amx_sites(layer)
@@ -135,7 +139,9 @@ class Attention:
         self._metadata = given(call, 5, "attn_metadata")
         self._chunk = 0
         tensors = given(call, 1, "q"), given(call, 2, "k_c_normed"), given(call, 3, "k_pe")
-        self._recorder.views(("into", layer.layer_name), tensors, self._into_mla(layer, *tensors))
+        group = self._recorder.views(("into", layer.layer_name), tensors, self._into_mla(layer, *tensors))
+        # Prefill needs to know which layer it is in.
+        call.shorten(group, ((1, -1, "q"), (2, -1, "k_c_normed"), (3, -1, "k_pe")), phase="decode")
 
     def _into_mla(self, layer: Any, q: Any, kv_c_normed: Any, k_pe: Any) -> Iterator[Recorded]:
         number = layer_of(layer.layer_name)
@@ -147,9 +153,10 @@ class Attention:
         yield "attn.k_pe", number, k_pe.view(k_pe.shape[0], 1, k_pe.shape[-1]), {}
 
     def _mla_leaves(self, call: Any, result: Any) -> None:
-        layer, self._mla, self._metadata = self._mla, None, None
+        layer, self._mla, self._metadata = call.self, None, None
         output = given(call, 6, "output")
-        self._recorder.views(("out of", layer.layer_name), (output,), self._out_of_mla(layer, output))
+        group = self._recorder.views(("out of", layer.layer_name), (output,), self._out_of_mla(layer, output))
+        call.shorten(group, ((6, -1, "output"),), phase="decode")
 
     def _out_of_mla(self, layer: Any, output: Any) -> Iterator[Recorded]:
         out = output.view(output.shape[0], layer.num_heads, layer.v_head_dim)
@@ -172,7 +179,10 @@ class Attention:
         written = cells.index_select(0, slots) if cache.dtype.itemsize > 1 else cells[slots]
         dtype, scale = given(call, 6, "kv_cache_dtype"), getattr(layer, "_k_scale_float", 1.0)
         found = self._written(layer, written, {"kv_cache_dtype": dtype, "kv_scale": scale})
-        self._recorder.views(("cache", layer.layer_name, dtype, scale), (written,), found)
+        by_row = cache, given(call, 4, "slot_mapping")
+        group = self._recorder.views(("cache", layer.layer_name, dtype, scale), (written,), found, by_row=by_row)
+        if group.by_row:
+            call.shorten(group, ((3, -1, "kv_cache"), (4, -1, "slot_mapping")))
 
     def _written(self, layer: Any, written: Any, meta: dict[str, object]) -> Iterator[Recorded]:
         number = layer_of(layer.layer_name)
@@ -195,21 +205,30 @@ class Attention:
         return self._slots[2]
 
     def _mqa_enters(self, call: Any) -> None:
-        layer, q = self._mla, given(call, 1, "q")
+        layer, q = self._layer_of(call.self), given(call, 1, "q")
+        member = 0 if isinstance(q, tuple) else -1
         q = q[0] if isinstance(q, tuple) else q
         rows = part_of(self._session.rows, 0, q.shape[0])
-        self._recorder.views(("into decode", layer.layer_name), (q,), self._into_mqa(layer, q), rows)
+        group = self._recorder.views(("into decode", layer.layer_name), (q,), self._into_mqa(layer, q), rows)
+        call.shorten(group, ((1, member, "q"),), phase="decode")
 
     def _into_mqa(self, layer: Any, q: Any) -> Iterator[Recorded]:
         latent = q[..., : layer.kv_lora_rank]
         yield "attn.q_latent", layer_of(layer.layer_name), latent, self._cut(latent)
 
     def _mqa_leaves(self, call: Any, result: Any) -> None:
-        layer = self._mla
+        layer = self._layer_of(call.self)
         out, lse = result if isinstance(result, tuple) else (result, None)
         tensors = (out,) if lse is None else (out, lse)
         rows = part_of(self._session.rows, 0, out.shape[0])
-        self._recorder.views(("out of decode", layer.layer_name), tensors, self._out_of_mqa(layer, out, lse), rows)
+        found = self._out_of_mqa(layer, out, lse)
+        group = self._recorder.views(("out of decode", layer.layer_name), tensors, found, rows)
+        members = [(RESULT, member, None) for member in range(2)] if isinstance(result, tuple) else [(RESULT, -1, None)]
+        call.shorten(group, members[: len(tensors)], members[len(tensors) :], phase="decode")
+
+    def _layer_of(self, impl: Any) -> Any:
+        """The layer of an implementation of MLA, which has one."""
+        return self._of_impl[impl]()
 
     def _out_of_mqa(self, layer: Any, out: Any, lse: Any) -> Iterator[Recorded]:
         number = layer_of(layer.layer_name)

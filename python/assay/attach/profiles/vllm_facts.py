@@ -138,10 +138,10 @@ class Facts:
 
     def _forward(self, call: Any) -> None:
         """call.self is the runner; the forward context is set."""
-        session, sampled, rows = self._session, self._steps.sampled, self._session.rows
-        if rows is None or sampled is None or rows.step is None:
+        if not self._session.observed("positions", "seq_lens", "slot_mapping", "block_table"):
             return
-        if not session.observed("positions", "seq_lens", "slot_mapping", "block_table"):
+        sampled, rows = self._steps.sampled, self._session.rows
+        if rows is None or sampled is None or rows.step is None:
             return
         from vllm.forward_context import get_forward_context
 

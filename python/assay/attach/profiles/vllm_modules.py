@@ -14,8 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from ..compiled import Again
-from ..groups import Recorded
+from ..groups import Group, Recorded
 from .vllm_attention import Attention, layer_of
 from .vllm_compile import Compilation
 from .vllm_experts import Experts
@@ -187,7 +186,7 @@ Found = Callable[[list[tuple[Place, Entry]], Any, Any], Iterator[Recorded]]
 
 
 class _Outputs:
-    """Callback of session.modules(): what a module gives. again: the short way for compiled code (modules.again)."""
+    """Callback of session.modules(): what a module gives. again, group: for the short ways of compiled and other code."""
 
     def __init__(self, recorder: Recorder, table: Table, found: Found) -> None:
         self._recorder, self._table, self._found = recorder, table, found
@@ -195,8 +194,11 @@ class _Outputs:
     def __call__(self, module: Any, name: str, args: Any, kwargs: Any, output: Any) -> None:
         self._recorder.views(name, _tensors(output), self._found(self._table[name], args, output))
 
-    def again(self, name: str, values: list[Any], output: Any) -> Again | None:
-        return self._recorder.again(name) if _same(_tensors(output), values) else None
+    def again(self, name: str, values: list[Any], output: Any) -> Group | None:
+        return self.group(name) if _same(_tensors(output), values) else None
+
+    def group(self, name: str) -> Group | None:
+        return self._recorder.group(name)
 
 
 class _Inputs:
@@ -209,8 +211,8 @@ class _Inputs:
         taken = _input(args, kwargs)
         self._recorder.views(("input", name), (taken,), self._found(self._table[name], (), taken))
 
-    def again(self, name: str, values: list[Any], args: Any, kwargs: Any) -> Again | None:
-        return self._recorder.again(("input", name)) if _same((_input(args, kwargs),), values) else None
+    def again(self, name: str, values: list[Any], args: Any, kwargs: Any) -> Group | None:
+        return self._recorder.group(("input", name)) if _same((_input(args, kwargs),), values) else None
 
 
 class Modules:

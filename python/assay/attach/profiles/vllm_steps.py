@@ -16,7 +16,6 @@ from typing import Any
 import assay
 from assay import Run
 
-from ..compiled import Again
 from ..groups import Group, Recorded
 from ..rows import Rows
 from ..session import Session
@@ -40,17 +39,23 @@ class Sampled:
 class _Batch:
     """One step's requests in the order of their rows."""
 
-    runs: list[Run]
+    rows: Rows
+    requests: list[str]  # the engine's ids
     prompts: list[int]  # length of each request's
+    scheduled: list[int]
+    computed: list[int]
 
-    @property
-    def phase(self) -> str:
-        decodes = sum([run.first_position >= prompt for run, prompt in zip(self.runs, self.prompts)])
-        return "prefill" if decodes == 0 else "decode" if decodes == len(self.runs) else "mixed"
+    def next(self, step: int, requests: list[str], scheduled: list[int], computed: list[int]) -> _Batch | None:
+        """The batch of the next step, if that is one of decode as this one was, of the same requests; None: look closer."""
+        if self.rows.phase != "decode" or requests != self.requests or scheduled != self.scheduled:
+            return None
+        if computed != [at + n for at, n in zip(self.computed, self.scheduled)]:
+            return None
+        return _Batch(self.rows.moved(computed, step), self.requests, self.prompts, self.scheduled, computed)
 
     def sampled(self) -> Sampled:
-        ends = [run.first_position + run.n_rows for run in self.runs]
-        runs = [Run(run.request, i, 1, end - 1) for i, (run, end) in enumerate(zip(self.runs, ends))]
+        ends = [run.first_position + run.n_rows for run in self.rows.runs]
+        runs = [Run(run.request, i, 1, end - 1) for i, (run, end) in enumerate(zip(self.rows.runs, ends))]
         return Sampled(runs, [end >= prompt for end, prompt in zip(ends, self.prompts)])
 
 
@@ -87,11 +92,16 @@ class Steps:
             self._keys.pop(gone, None)
 
     def _prepared(self, call: Any, result: Any) -> None:
-        scheduled = given(call, 2, "num_scheduled_tokens").tolist()
-        batch = self._read(call.self.input_batch, scheduled)
+        scheduled, batch, before = given(call, 2, "num_scheduled_tokens").tolist(), call.self.input_batch, self._batch
         self._step += 1
-        self._batch, self._sampled = batch, None
-        self._session.rows = Rows(batch.runs, step=self._step, phase=batch.phase)
+        n = len(scheduled)
+        requests, computed = batch.req_ids[:n], batch.num_computed_tokens_cpu[:n].tolist()
+        now = None if before is None else before.next(self._step, requests, scheduled, computed)
+        if now is None:
+            now = self._read(batch, requests, scheduled, computed)
+        self._batch, self._sampled = now, None
+        self._session.rows = now.rows
+        self._session.show_rows()
 
     def _dummy_begins(self, call: Any) -> None:
         arguments = call.bound
@@ -106,17 +116,17 @@ class Steps:
 
     # ---- the batch
 
-    def _read(self, batch: Any, scheduled: list[int]) -> _Batch:
-        n = len(scheduled)
-        prompts = batch.num_prompt_tokens[:n].tolist()
-        computed = batch.num_computed_tokens_cpu[:n].tolist()
+    def _read(self, batch: Any, requests: list[str], scheduled: list[int], computed: list[int]) -> _Batch:
+        prompts = batch.num_prompt_tokens[: len(requests)].tolist()
         runs = []
         row = 0
-        for i, n_rows in enumerate(scheduled):
-            key = self._keys.get(batch.req_ids[i]) or self._key(batch.req_ids[i], batch, i, prompts[i])
+        for i, (request, n_rows) in enumerate(zip(requests, scheduled)):
+            key = self._keys.get(request) or self._key(request, batch, i, prompts[i])
             runs.append(Run(key, row, n_rows, computed[i]))
             row += n_rows
-        return _Batch(runs, prompts)
+        decodes = sum([at >= prompt for at, prompt in zip(computed, prompts)])
+        phase = "prefill" if decodes == 0 else "decode" if decodes == len(runs) else "mixed"
+        return _Batch(Rows(runs, step=self._step, phase=phase), requests, prompts, scheduled, computed)
 
     def _key(self, request: str, batch: Any, i: int, n_prompt: int) -> int:
         key = self._keys.get(request)
@@ -142,35 +152,33 @@ class Recorder:
         self._groups: dict[Hashable, Group] = {}
 
     def views(
-        self, key: Hashable, tensors: Sequence[Any], found: Iterable[Recorded], rows: Rows | None = None
-    ) -> None:
+        self,
+        key: Hashable,
+        tensors: Sequence[Any],
+        found: Iterable[Recorded],
+        rows: Rows | None = None,
+        by_row: tuple[Any, Any] | None = None,
+    ) -> Group:
         """Records what a probe finds in the same tensors each time. key: of the probe, and whatever else than the tensors
         decides what is recorded; found: is looked at when the group (groups.py) does not know such tensors; rows: those of
-        the step when left out."""
+        the step when left out; by_row: as of Group.learn(). Returns the group."""
         if rows is None:
             rows = self.session.rows
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = Group(self.session)
-        if rows is not None and group.record(rows, tensors):
-            return
+        if rows is not None and group.record(rows, by_row if by_row and group.by_row else tensors):
+            return group
         recorded = list(found)
         for name, layer, tensor, fields in recorded:
             self.record(name, tensor, layer, rows, **fields)
         if rows is not None:
-            group.learn(rows, tensors, recorded)
+            group.learn(rows, tensors, recorded, by_row)
+        return group
 
-    def again(self, key: Hashable) -> Again | None:
-        """What records tensors like those that views() was given under this key, with the step's rows."""
-        group, session = self._groups.get(key), self.session
-        if group is None:
-            return None
-
-        def observe(tensors: Sequence[Any]) -> bool:
-            rows = session._rows
-            return rows is not None and group.record(rows, tensors)
-
-        return observe
+    def group(self, key: Hashable) -> Group | None:
+        """What views() has under this key."""
+        return self._groups.get(key)
 
     def record(self, name: str, tensor: Any, layer: int | None = None, rows: Rows | None = None, **fields: Any) -> None:
         """rows: those of the step when left out."""

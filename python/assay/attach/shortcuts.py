@@ -1,0 +1,115 @@
+"""What takes the place of a callback: one call of a built-in function, without a line of Python run.
+
+A callback that records the same tensors each time leaves a shortcut behind: the group (groups.py) that knows them, and
+where the call has them. From then on the wrapper of the callable, or the operator in a compiled graph, asks the built-in
+function first. It does nothing when anything is not as it was learned, and the callback runs as before.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from ctypes import POINTER, addressof, c_void_p, cast, pointer
+from typing import TYPE_CHECKING, Any
+
+from .. import _fast_call
+from .._dtypes import phase_number
+from .groups import Group
+
+if TYPE_CHECKING:
+    from .probes import Probe
+    from .session import Session
+
+RESULT = -1
+
+Where = tuple[int, int, "str | None"]
+"""Where a call has a value: number of the argument or RESULT, member of that when it is a tuple (-1: itself), name of the
+argument."""
+
+
+class Shortcut:
+    """One callback's, for calls like one that it has recorded. Keeps alive what C has addresses of."""
+
+    def __init__(
+        self,
+        session: Session,
+        probe: Probe | None,
+        group: Group,
+        places: Sequence[Where] = (),
+        nothing: Sequence[Where] = (),
+        phase: str | None = None,
+    ) -> None:
+        """probe: fires with each; None: it has with something else of the call. group: has learned the tensors, which are at
+        places of a call; what is at nothing has to be None. phase: of the steps that it is for, None: all."""
+        every = [*places, *nothing]
+        at = (_fast_call.CPlace * max(1, len(every)))()
+        for c, (argument, member, name) in zip(at, every):
+            c.argument, c.member, c.name = argument, member, None if name is None else id(name)
+        self.learned = group.address
+        self._keep = session.now, group, at, every
+        self.c = _fast_call.CShortcut(
+            now=pointer(session.now),
+            group=cast(c_void_p(group.address), POINTER(_fast_call.CGroup)),
+            places=cast(at, POINTER(_fast_call.CPlace)),
+            n_nothing=len(nothing),
+            phase=0 if phase is None else phase_number(phase),
+        )
+        self.address = addressof(self.c)
+        if probe is not None:
+            probe._counts.append(self.c)
+
+
+class Shortcuts:
+    """Of one callable, by the first argument of its calls. before, after: built-in functions for ``address``, what a call
+    is given and what it gives."""
+
+    def __init__(self) -> None:
+        self.before: _fast_call.BeforeCall = _fast_call.never_before
+        self.after: _fast_call.AfterCall = _fast_call.never_after
+        self._c = _fast_call.CCallable()
+        self.address = addressof(self._c)
+        self._wants = True, True
+        self._by_owner: dict[int, tuple[Any, Shortcut | None, Shortcut | None]] = {}
+        self._shown: object = None  # what C looks at; it is done with it before it may give Python's lock away ...
+        self._kept: list[Shortcut] = []  # ... but not with these
+
+    def known(self, owner: Any, when: str) -> Shortcut | None:
+        found = self._by_owner.get(id(owner))
+        return None if found is None else found[1] if when == "before" else found[2]
+
+    def put(self, owner: Any, when: str, shortcut: Shortcut, wants: tuple[bool, bool]) -> None:
+        """when: "before" or "after" the call. wants: whether there is something to be done then; calls have shortcuts once
+        there are all that are wanted. owner: of a type that has weak references."""
+        functions, identity = _fast_call.functions(), id(owner)
+        if functions is None:
+            return
+        self.before, self.after, self._wants = functions.before, functions.after, wants
+        _, before, after = self._by_owner.get(identity, (None, None, None))
+        before, after = (shortcut, after) if when == "before" else (before, shortcut)
+        self._kept.append(shortcut)
+        self._by_owner[identity] = weakref.ref(owner, lambda _: self._gone(identity)), before, after
+        self._show()
+
+    def forget(self) -> None:
+        self._by_owner.clear()
+        self._show()
+
+    def _gone(self, identity: int) -> None:
+        if self._by_owner.pop(identity, None) is not None:
+            self._show()
+
+    def _show(self) -> None:
+        """Gives C what there is by now."""
+        whole = [
+            (identity, before, after)
+            for identity, (_, before, after) in sorted(self._by_owner.items(), key=lambda item: item[0])
+            if (before is not None or not self._wants[0]) and (after is not None or not self._wants[1])
+        ]
+        words = c_void_p * len(whole)
+        owners = words(*(identity for identity, _, _ in whole))
+        befores = words(*(None if s is None else s.address for _, s, _ in whole))
+        afters = words(*(None if s is None else s.address for _, _, s in whole))
+        self._c.n = 0  # a call of another thread may come between any two lines
+        self._c.owners, self._c.before, self._c.after = (addressof(at) for at in (owners, befores, afters))
+        self._shown = owners, befores, afters
+        self._c.n = len(whole)
