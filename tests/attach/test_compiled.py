@@ -93,6 +93,26 @@ def test_AGraphCompiledWithOtherProbesIsNotReused(run, cache, tmp_path):
     assert [e.site for e in third.events] == [e.site for e in first.events]
 
 
+def test_AVariableThatIsNotBoundOnThePathTakenIsNotRead(run):
+    """Dynamo refuses a function that reads one."""
+    library = """
+def step(x, deep):
+    if deep and (k := x * 2).shape[0] > 1:
+        late = k + 1
+        return late
+    return x
+"""
+    main = """
+import torch, lib
+step = torch.compile(lib.step, fullgraph=True, backend="aot_eager")
+print(*[float(step(torch.ones(2, 2), deep).sum()) for deep in (False, True)])
+"""
+    names = ("k", "k#last", "late#last", "x#last")
+    outcome = run({"lib.py": library, "main.py": main}, "--probes", ",".join(f"local:lib:step:{n}" for n in names))
+    assert outcome.code == 0 and outcome.out == "4.0 12.0\n", outcome.err
+    assert [e.site for e in outcome.events] == [f"lib.step.{n}" for n in ("x#last", *names)]
+
+
 def test_CodeCompiledBeforeTheProbeIsTold(run, cache):
     main = """
 import torch, lib

@@ -147,6 +147,21 @@ def handled(x):
         k = k + 1
     return k
 
+def ways(x):
+    n = x
+    if x == 1:
+        k = 1
+        return sorted(locals())
+    if x == 2:
+        import math as m
+        k = 5
+        del k
+        try:
+            raise ValueError
+        except ValueError as e:
+            pass
+    return x
+
 def deleted(x):
     k = x
     del x
@@ -274,6 +289,12 @@ def test_BranchesWalrusExceptionsAndComprehensions(lib):
     seen.clear()
     assert lib.branches(9) == "caught"
     assert seen[-2:] == [("k#3", "caught"), ("k#last", "caught")]
+
+
+def test_VariablesThatComeAndGoInOtherWaysAreReadWhenTheyAreThere(lib):
+    seen = see(lib.ways, "k#last", "e#last", "m#last", "n#last")
+    assert lib.ways(0) == 0 and lib.ways(1) == ["k", "n", "x"] and lib.ways(2) == 2
+    assert [n for n, _ in seen] == ["n#last", "k#last", "n#last", "m#last", "n#last"]
 
 
 def test_AVariableThatIsNotBoundAtTheReturnIsNotRead(lib):

@@ -54,9 +54,10 @@ def rewrite(function: FunctionType, names: list[str], probe_name: str, original:
     first_argument = next((a.arg for a in (*arguments.posonlyargs, *arguments.args)), None)
     if first_argument is not None and _deletes(definition, first_argument):
         first_argument = None
-    inserter = _Inserter(wanted, probe_name, first_argument)
-    definition.body = inserter.body(definition.body)
     own = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
+    flags = _flags(definition, {w.name for w in wanted if w.at_exit}, original)
+    inserter = _Inserter(wanted, probe_name, first_argument, flags)
+    definition.body = inserter.body(definition.body)
     for w in wanted:
         there = inserter.counts.get(w.name, 0)
         if there >= max(w.number, 1) or (w.at_exit and w.name in own):
@@ -69,7 +70,44 @@ def rewrite(function: FunctionType, names: list[str], probe_name: str, original:
         raise NotFoundError(f"{function.__qualname__} has no local variable {w.name}{nearest(w.name, known)}")
     if any(w.at_exit for w in wanted):
         definition.body = _AtExit(wanted, inserter).apply(definition.body)
+    documented = ast.get_docstring(definition, clean=False) is not None
+    given = {a.arg for a in _arguments(definition)}
+    at = definition.body[0]
+    definition.body[documented:documented] = [_set(flag, name in given, at) for name, flag in flags.items()]
     return _compile(function, definition)
+
+
+def _flags(definition: ast.AST, names: set[str], code: CodeType) -> dict[str, str]:
+    """For names that are read at the return: those of variables that say whether they are bound. Dynamo would refuse the
+    whole function where one is not. None for a name that is bound or unbound in ways which are not counted, nor where
+    the function may look at its own variables; there a NameError tells."""
+    if {"locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe"} & {*code.co_names}:
+        return {}
+    other: set[str] = set()
+    for node in ast.walk(definition):
+        if isinstance(node, ast.alias):
+            other.add(node.asname or node.name.partition(".")[0])
+        elif isinstance(node, (ast.Global, ast.Nonlocal)):
+            other.update(node.names)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler)):
+            other.add(node.name or "")
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Del):
+            other.add(node.id)
+    return {name: f"_assay_has_{name}" for name in sorted(names - other)}
+
+
+def _set(flag: str, value: bool, at: ast.AST) -> ast.stmt:
+    """flag = value"""
+    statement = ast.Assign(targets=[ast.Name(flag, ast.Store())], value=ast.Constant(value))
+    for node in ast.walk(statement):
+        ast.copy_location(node, at)
+    return statement
+
+
+def _arguments(definition: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.arg]:
+    a = definition.args
+    every = [*a.posonlyargs, *a.args, *a.kwonlyargs, a.vararg, a.kwarg]
+    return [argument for argument in every if argument is not None]
 
 
 def _definition(function: FunctionType, original: CodeType) -> ast.FunctionDef | ast.AsyncFunctionDef:
@@ -125,9 +163,8 @@ def _clear_defaults(definition: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
     arguments = definition.args
     arguments.defaults = [ast.Constant(None) for _ in arguments.defaults]
     arguments.kw_defaults = [None if d is None else ast.Constant(None) for d in arguments.kw_defaults]
-    for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg):
-        if a is not None:
-            a.annotation = None
+    for a in _arguments(definition):
+        a.annotation = None
     definition.returns = None
 
 
@@ -199,8 +236,11 @@ class _Inserter(_OwnScope):
 
     What := assigns is observed inside of it, since an expression need not be evaluated: ``a and (k := b)``."""
 
-    def __init__(self, wanted: list[Wanted], probe_name: str, first_argument: str | None) -> None:
+    def __init__(
+        self, wanted: list[Wanted], probe_name: str, first_argument: str | None, flags: dict[str, str]
+    ) -> None:
         self.wanted = wanted
+        self.flags = flags  # variables that say whether one is bound, by its name
         self.probe_name = probe_name
         self.first_argument = first_argument
         self.counts: dict[str, int] = {}  # assignments seen so far, by name, in the order of the source
@@ -233,7 +273,8 @@ class _Inserter(_OwnScope):
     def _behind(self, at: ast.AST, *targets: ast.AST | None) -> list[ast.stmt]:
         """Calls behind an assignment to the targets."""
         names = dict.fromkeys(name for target in targets for name in _bound(target))
-        return [self.call(number, name, at) for name in names for number in self._numbers(name)]
+        calls = [self.call(number, name, at) for name in names for number in self._numbers(name)]
+        return [*(_set(self.flags[name], True, at) for name in names if name in self.flags), *calls]
 
     # ---- expressions
 
@@ -241,6 +282,13 @@ class _Inserter(_OwnScope):
         node.value = self.visit(node.value)
         for number in self._numbers(node.target.id):
             node.value = self.probe(number, node.value, node)
+        flag = self.flags.get(node.target.id)
+        if flag is not None:  # (value, (flag := True))[0]
+            says = ast.NamedExpr(ast.Name(flag, ast.Store()), ast.Constant(True))
+            both = ast.Tuple([node.value, says], ast.Load())
+            node.value = ast.Subscript(both, ast.Constant(0), ast.Load())
+            for new in (says, says.target, says.value, both, node.value, node.value.slice):
+                ast.copy_location(new, node)
         return node
 
     # ---- statements: what is evaluated first is counted first
@@ -329,6 +377,12 @@ class _AtExit(_OwnScope):
     def _reads(self, at: ast.AST) -> list[ast.stmt]:
         out: list[ast.stmt] = []
         for number, w in self.wanted:
+            flag = self.inserter.flags.get(w.name)
+            if flag is not None:
+                test = ast.copy_location(ast.Name(flag, ast.Load()), at)
+                reads = ast.If(test=test, body=[self.inserter.call(number, w.name, at)], orelse=[])
+                out.append(ast.copy_location(reads, at))
+                continue
             # Not bound on this path: nothing to read.
             handler = ast.ExceptHandler(type=ast.Name("NameError", ast.Load()), name=None, body=[ast.Pass()])
             guarded = ast.Try(
