@@ -6,11 +6,12 @@ import weakref
 from collections import OrderedDict
 
 import assay
+import numpy
 import pytest
 import torch
 from assay import _fast_call
+from assay.attach import defaults, selectors
 from assay.attach import modules as attached_modules
-from assay.attach import selectors
 from assay.attach.defaults import Outputs, observe_modules
 from assay.attach.rows import Rows
 from two_ways import Meanwhile, check_segments
@@ -141,6 +142,18 @@ def test_rows_that_fit_are_kept_by_both_ways(session):
     for k, event in enumerate(events(session)):
         found = [(s.request, s.first_position, s.n_rows) for s in event.segments]
         assert found == [(7, 10 + k // 3, 2), (9, 4, 1)]
+
+
+@pytest.mark.parametrize("layer", [None, 2])
+@pytest.mark.parametrize("make", [torch.ones, numpy.ones])
+def test_names_of_the_hosts_own_have_the_rows_of_the_step_too(session, make, layer):
+    """Arguments, results and local variables: their names say nothing of axes."""
+    session.rows = Rows([assay.Run(7, 0, 2, 10), assay.Run(9, 2, 1, 4)], step=5, phase="decode")
+    defaults.record_all(session, "lib.f", [make((3, 4)), make((2, 4)), make(())], layer)
+    first, *others = events(session)
+    assert [(s.request, s.first_position, s.n_rows) for s in first.segments] == [(7, 10, 2), (9, 4, 1)]
+    assert [e.step for e in (first, *others)] == [5, 5, 5]
+    assert [p.dropped for p in assay.open(session.folder).processes] == [0]
 
 
 def test_two_selectors_share_the_rows_of_a_step(session):

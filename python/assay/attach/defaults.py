@@ -49,8 +49,13 @@ def tensors_of(name: str, value: Any) -> list[tuple[str, Any]]:
 
 
 def record_all(session: Session, name: str, value: Any, layer: int | None) -> None:
+    rows = session.rows
     for full, tensor in tensors_of(name, value):
-        session.record(full, tensor, layer=layer)
+        # Names of the host's own have no axes that would say which one the rows of the step are on.
+        if rows is not None and tensor.ndim > 0 and tensor.shape[0] == rows.n_rows:
+            session.record(full, tensor, layer=layer, row_axis=0)
+        else:
+            session.record(full, tensor, layer=layer)
 
 
 class Outputs:
