@@ -96,12 +96,15 @@ struct RunReport {
     for (const ProcessSummary& p : processes) sum += p.drops.total();
     return sum;
   }
-  // A probe that another process of the run has in place: what it is not found in does not matter.
-  bool AttachedElsewhere(const CoverageNote& note) const {
-    if (note.reason != "not found") return false;
+  // A probe that another process of the run has in place, or that fired there: what it is not found in, and where it
+  // never fired, does not matter. A process that was killed did not come to say what fired.
+  bool SeenElsewhere(const CoverageNote& note) const {
+    const bool missing = note.reason == "not found";
+    if (!missing && note.reason != "never fired") return false;
     for (const ProcessSummary& p : processes) {
       for (const CoverageNote& other : p.coverage) {
-        if (other.reason == "attached" && other.site == note.site) return true;
+        if (other.site != note.site) continue;
+        if (other.reason == "fired" || (other.reason == "attached" && (missing || !p.closed))) return true;
       }
     }
     return false;
@@ -110,7 +113,7 @@ struct RunReport {
   uint64_t Notes(std::string_view reason) const {
     uint64_t n = 0;
     for (const ProcessSummary& p : processes) {
-      for (const CoverageNote& note : p.coverage) n += note.reason == reason && !AttachedElsewhere(note) ? 1 : 0;
+      for (const CoverageNote& note : p.coverage) n += note.reason == reason && !SeenElsewhere(note) ? 1 : 0;
     }
     return n;
   }
@@ -200,8 +203,8 @@ std::string ToText(const RunReport& report, const RunOptions& options, bool to_s
       attached += note.reason == "attached" ? 1 : 0;
       // Sites that never fired are many with a wide profile: counted. Probes, which have a kind in front, are named.
       const bool probe = note.site.find(':') != std::string::npos;
+      if (report.SeenElsewhere(note)) continue;
       if (note.reason == "never fired" && !probe) ++silent;
-      if (report.AttachedElsewhere(note)) continue;
       if (note.reason != "not found" && note.reason != "dropped" && note.reason != "failed" &&
           note.reason != "unwritten" && !(note.reason == "never fired" && probe)) {
         continue;

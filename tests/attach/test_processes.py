@@ -85,6 +85,14 @@ def test_AProbeThatAnotherProcessHasInPlaceIsNotReportedMissing(run):
     assert run(files, "--probes", "call:lib.f,call:other.g", "--strict", "on", folder=outcome.folder.parent / "b").code == 0
 
 
+def test_AProbeThatFiredInAnotherProcessIsNotReportedSilent(run):
+    main = "import subprocess, sys, lib\nsys.exit(subprocess.call([sys.executable, 'child.py']))\n"
+    files = {"lib.py": LIBRARY + "\ndef unused(x):\n    return x\n", "main.py": main, "child.py": PLAIN}
+    outcome = run(files, "--probes", "call:lib.f,call:lib.unused")
+    assert outcome.err.count("call:lib.unused: never fired") == 2 and "call:lib.f: never fired" not in outcome.err
+    assert ("call:lib.f", "never fired") in outcome.notes  # the trace has it of each process
+
+
 def test_AKilledWorkerLeavesWhatItRecordedAndWhatItAttachedTo(run):
     main = """
 import os, signal
