@@ -344,3 +344,37 @@ def test_AModuleWhoseResultsOneGroupKnowsIsQuick(session, dtype):
     assert [e.step for e in recorded] == [0, 1, 2, 3, 4, 0, 1, 2, 3]
     for got, expected in zip(recorded, recorded[5:]):
         check_segments(got, expected)
+
+
+def test_AModuleThatIsLearnedAnewWhileItsTensorIsAskedHasEveryCallCounted(session):
+    """Another thread may call it with other tensors while a float32 one is asked: C still has what was learned before."""
+    listener, pair = Grouped(session), Pair()
+    found = session.modules(pair, "*", then=listener)
+    begin(session, 0)
+    for _ in range(2):
+        pair(torch.randn(3, 8))
+    counted = found.probe._counts[0]
+    with Meanwhile(lambda: pair(torch.randn(3, 16))):
+        pair(torch.randn(3, 8))
+    assert listener.long == 2 and found.probe.times == 4
+    assert found.probe._counts[0] is counted and counted.fired == 2
+    pair(torch.randn(3, 16))
+    assert listener.long == 2 and found.probe.times == 5
+
+
+def test_AnotherModuleOfTheLabelIsHeardInCompiledCode(session):
+    compiled._define(torch)
+    listeners, labels = [], set()
+    for step in range(0, 4, 2):
+        root, listener = Outer(), Shortened(session)
+        listeners.append(listener)
+        session.modules(root, "proj", then=listener)
+        labels.add(root.proj._assay_label)
+        for later in range(2):
+            begin(session, step + later)
+            text = compiled._text("after", "", "module", root.proj._assay_label)
+            torch.ops.assay.observe([torch.randn(3, 8).bfloat16()], text)
+        del root
+        gc.collect()
+    assert len(labels) == 1 and [listener.long for listener in listeners] == [1, 1]
+    assert sites(session) == [("q_a", step) for step in range(4)]

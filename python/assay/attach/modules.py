@@ -63,6 +63,9 @@ class _Watched:
             self.learned.gone()
             quick_modules.forget(self.number)
             self.learned = None
+        if self.shortcuts:  # another module may get the label
+            self.shortcuts.clear()
+            compiled.forget()
 
     def enter(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         inside.callback = True
@@ -114,12 +117,8 @@ class _Watched:
             return
         if found is None:
             return
-        old = self.learned
         self.learned = quick_modules.Learned(self.number, module, result, found, self.session.now, group)
-        if old is not None:
-            probe._counts.remove(old.c)
-            probe.fired += old.c.fired
-        probe._counts.append(self.learned.c)
+        probe._counts.append(self.learned.c)  # and those before stay: a call of another thread may count there yet
         object.__setattr__(module, "_assay_quick", self.number)
 
     def again(
