@@ -166,8 +166,8 @@ class CShortcut(ctypes.Structure):
         ("now", POINTER(CNow)),
         ("group", POINTER(CGroup)),
         ("places", POINTER(CPlace)),
+        ("n_places", c_uint32),
         ("n_nothing", c_uint32),
-        ("phase", c_uint32),
         ("fired", c_uint64),
     ]
 

@@ -427,10 +427,7 @@ bool Leave(int64_t number, const void* object, void* result) {
 
 // Whether the shortcut is for what the host does now.
 bool IsOpen(const PythonShortcut& shortcut) {
-  const PythonNow& now = *shortcut.now;
-  const PythonStep* step = StepOf(now);
-  if (step == nullptr || python->list_size(now.busy) != 0) return false;
-  return shortcut.phase == 0 || step->rows->phase == shortcut.phase;
+  return StepOf(*shortcut.now) != nullptr && python->list_size(shortcut.now->busy) == 0;
 }
 
 bool Take(PythonShortcut* shortcut, void* const* values, intptr_t n) {
@@ -462,7 +459,7 @@ void* ValueAt(const PythonPlace& place, const HostCall& call) {
 
 bool Take(PythonShortcut* shortcut, const HostCall& call) {
   void* values[kMaxParts];
-  const uint32_t n = shortcut->group->n_members;
+  const uint32_t n = shortcut->n_places;
   if (n > kMaxParts) return false;
   for (uint32_t i = 0; i < n; ++i) {
     if ((values[i] = ValueAt(shortcut->places[i], call)) == nullptr) return false;

@@ -160,8 +160,8 @@ struct PythonShortcut {
   PythonNow* now;
   const PythonGroup* group;
   const PythonPlace* places;  // of the group's members, then n_nothing which have to be None; a compiled graph has none
+  uint32_t n_places;          // without those
   uint32_t n_nothing;
-  uint32_t phase;  // ASSAY_PHASE_* of the steps that it is for; 0: all
   uint64_t fired;  // times that it was taken
 };
 

@@ -257,3 +257,8 @@ def test_MovedRowsAreThoseOfTheLaterStep(session):
     got, expected = events(session)[1:]
     check_like(got, expected)
     assert (later.n_rows, later.runs) == (same.n_rows, same.runs)
+
+
+def test_AGroupIsAskedBeforeTheTraceIsOpen(session):
+    group = Group(session)
+    assert session._trace is None and not group.record(rows_of(0), [torch.randn(3, 8) for _ in range(3)])

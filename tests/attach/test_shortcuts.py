@@ -29,8 +29,8 @@ class Layer:
 class Watch:
     """Callbacks of Layer.forward that record its tensors and leave shortcuts behind."""
 
-    def __init__(self, session, phase=None):
-        self.session, self.phase, self.times = session, phase, [0, 0]
+    def __init__(self, session):
+        self.session, self.times = session, [0, 0]
         self.groups = {}
         self.probe = session.wrap(f"{HERE}:Layer.forward", before=self.before, after=self.after)
 
@@ -49,7 +49,7 @@ class Watch:
         q, kv = call.bound["q"], call.bound["kv"]
         group = self.group("in", id(call.self))
         self.record(group, (q, kv), ("attn.q", "attn.kv_a"))
-        call.shorten(group, ((1, -1, "q"), (2, -1, "kv")), phase=self.phase)
+        call.shorten(group, ((1, -1, "q"), (2, -1, "kv")))
 
     def after(self, call, result):
         self.times[1] += 1
@@ -58,15 +58,15 @@ class Watch:
         group = self.group("out", id(call.self), lse is None)
         self.record(group, tensors, ("attn.out", "attn.lse"))
         places = [(RESULT, member, None) for member in range(2)]
-        call.shorten(group, places[: len(tensors)], places[len(tensors) :], phase=self.phase)
+        call.shorten(group, places[: len(tensors)], places[len(tensors) :])
 
 
 @pytest.fixture
 def layers(session, monkeypatch):
-    """layers(n, phase) gives the callbacks and n layers."""
+    """layers(n) gives the callbacks and n layers."""
     monkeypatch.setattr(Layer, "forward", Layer.forward)  # put back what is wrapped
     monkeypatch.setattr(Layer, "split", Layer.split)
-    return lambda n=1, phase=None: (Watch(session, phase), [Layer() for _ in range(n)])
+    return lambda n=1: (Watch(session), [Layer() for _ in range(n)])
 
 
 def begin(session, step, n=3, phase="decode"):
@@ -127,7 +127,7 @@ def test_EachLayerHasItsOwnAndOneThatIsGoneHasNone(session, layers):
 
 
 def test_WhatLooksOtherwiseGoesToTheCallbacks(session, layers):
-    watch, (layer,) = layers(phase="decode")
+    watch, (layer,) = layers()
     q, kv, output = tensors(1)
     begin(session, 0)
     layer.forward(q, kv, output)
@@ -135,16 +135,16 @@ def test_WhatLooksOtherwiseGoesToTheCallbacks(session, layers):
     assert watch.times == [1, 1]
     begin(session, 1, phase="mixed")
     layer.forward(q, kv, output)
-    assert watch.times == [2, 2]
+    assert watch.times == [1, 1]
     begin(session, 2)
     wide = torch.randn(3, 4, 32).bfloat16()
     layer.forward(wide, kv, torch.empty_like(wide))
-    assert watch.times == [3, 3]
+    assert watch.times == [2, 2]
     layer.forward(q, kv, output, lse=torch.randn(3, 4).bfloat16())  # there was None
-    assert watch.times[1] == 4
+    assert watch.times[1] == 3
     session.rows = None
     layer.forward(q, kv, output)
-    assert watch.times[1] == 5
+    assert watch.times[1] == 4
 
 
 def test_AResultThatChangesIsRecordedByTheCallbackAlone(session, layers):

@@ -84,14 +84,12 @@ class Call:
                 self._bound = {**{f"arg{i}": v for i, v in enumerate(self.args)}, **self.kwargs}
         return self._bound
 
-    def shorten(
-        self, group: Group, places: Sequence[Where], nothing: Sequence[Where] = (), phase: str | None = None
-    ) -> None:
+    def shorten(self, group: Group, places: Sequence[Where], nothing: Sequence[Where] = ()) -> None:
         """For a callback that has done nothing but record the group's tensors, which are at these places of the call: calls
-        with the same first argument need it no more, as long as their tensors look alike, what is at ``nothing`` is None,
-        and the step is of the phase (None: any). For a callable that no other probe observes."""
+        with the same first argument need it no more, as long as their tensors look alike and what is at ``nothing`` is
+        None. For a callable that no other probe observes."""
         if self._site is not None and not self.compiled:
-            self._site.shorten(self.self, self._when, group, places, nothing, phase)
+            self._site.shorten(self.self, self._when, group, places, nothing)
 
 
 @functools.lru_cache(maxsize=None)
@@ -141,7 +139,6 @@ class Site:
         group: Group,
         places: Sequence[Where],
         nothing: Sequence[Where],
-        phase: str | None,
     ) -> None:
         """See Call.shorten()."""
         listeners = self.listeners
@@ -152,7 +149,7 @@ class Site:
             return
         before, after = listeners[0].before, listeners[0].after
         first = when == "before" or before is None
-        shortcut = Shortcut(self.session, listeners[0].probe if first else None, group, places, nothing, phase)
+        shortcut = Shortcut(self.session, listeners[0].probe if first else None, group, places, nothing)
         self.shortcuts.put(owner, when, shortcut, (before is not None, after is not None))
         _short[self.key] = self.shortcuts
 

@@ -58,7 +58,7 @@ class Group:
 
     def record(self, rows: Rows, tensors: Sequence[Any]) -> bool:
         """Records what was learned of tensors like these; False: nothing was done. rows: of the step."""
-        if self._trace is not self._session._trace:  # nothing learned, or a forked child
+        if not self.address:  # nothing learned, or a forked child
             return False
         return self._call(self._address, rows.address, *tensors)
 

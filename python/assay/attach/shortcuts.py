@@ -13,7 +13,6 @@ from ctypes import POINTER, addressof, c_void_p, cast, pointer
 from typing import TYPE_CHECKING, Any
 
 from .. import _fast_call
-from .._dtypes import phase_number
 from .groups import Group
 
 if TYPE_CHECKING:
@@ -37,10 +36,9 @@ class Shortcut:
         group: Group,
         places: Sequence[Where] = (),
         nothing: Sequence[Where] = (),
-        phase: str | None = None,
     ) -> None:
         """probe: fires with each; None: it has with something else of the call. group: has learned the tensors, which are at
-        places of a call; what is at nothing has to be None. phase: of the steps that it is for, None: all."""
+        places of a call; what is at nothing has to be None."""
         every = [*places, *nothing]
         at = (_fast_call.CPlace * max(1, len(every)))()
         for c, (argument, member, name) in zip(at, every):
@@ -51,8 +49,8 @@ class Shortcut:
             now=pointer(session.now),
             group=cast(c_void_p(group.address), POINTER(_fast_call.CGroup)),
             places=cast(at, POINTER(_fast_call.CPlace)),
+            n_places=len(places),
             n_nothing=len(nothing),
-            phase=0 if phase is None else phase_number(phase),
         )
         self.address = addressof(self.c)
         if probe is not None:

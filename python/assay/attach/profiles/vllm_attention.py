@@ -71,7 +71,7 @@ class Attention:
         self._shard = shard
         self._wrapped: set[str] = set()
         self.heads: dict[int, tuple[int, int, int]] = {}  # layer without MLA -> (nope, rope, value) head sizes
-        self._mla: Any = None  # the MLA layer whose forward_impl is under way, unless the step is one of decode
+        self._mla: Any = None  # the MLA layer whose prefill is under way
         self._metadata: Any = None  # what it was given
         self._of_impl: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # MLA implementation -> layer
         self._chunk = 0  # context chunks seen in this call
@@ -113,6 +113,7 @@ class Attention:
         session.fact("attention.pad_v", int(bool(getattr(impl, "_pad_v", False))))
         self._of_impl[impl] = weakref.ref(layer)
         self._wrap(type(impl), "forward_mqa", before=self._mqa_enters, after=self._mqa_leaves)
+        self._wrap(type(impl), "forward_mha", before=self._mha_enters, after=self._mha_leaves)
         if getattr(impl, "uses_amx_bmm", False):
             self._amx_sites(layer)
             return
@@ -135,13 +136,10 @@ class Attention:
     # ---- MLA
 
     def _mla_enters(self, call: Any) -> None:
-        layer = self._mla = call.self
-        self._metadata = given(call, 5, "attn_metadata")
-        self._chunk = 0
+        layer = call.self
         tensors = given(call, 1, "q"), given(call, 2, "k_c_normed"), given(call, 3, "k_pe")
         group = self._recorder.views(("into", layer.layer_name), tensors, self._into_mla(layer, *tensors))
-        # Prefill needs to know which layer it is in.
-        call.shorten(group, ((1, -1, "q"), (2, -1, "k_c_normed"), (3, -1, "k_pe")), phase="decode")
+        call.shorten(group, ((1, -1, "q"), (2, -1, "k_c_normed"), (3, -1, "k_pe")))
 
     def _into_mla(self, layer: Any, q: Any, kv_c_normed: Any, k_pe: Any) -> Iterator[Recorded]:
         number = layer_of(layer.layer_name)
@@ -153,10 +151,9 @@ class Attention:
         yield "attn.k_pe", number, k_pe.view(k_pe.shape[0], 1, k_pe.shape[-1]), {}
 
     def _mla_leaves(self, call: Any, result: Any) -> None:
-        layer, self._mla, self._metadata = call.self, None, None
-        output = given(call, 6, "output")
+        layer, output = call.self, given(call, 6, "output")
         group = self._recorder.views(("out of", layer.layer_name), (output,), self._out_of_mla(layer, output))
-        call.shorten(group, ((6, -1, "output"),), phase="decode")
+        call.shorten(group, ((6, -1, "output"),))
 
     def _out_of_mla(self, layer: Any, output: Any) -> Iterator[Recorded]:
         out = output.view(output.shape[0], layer.num_heads, layer.v_head_dim)
@@ -210,7 +207,7 @@ class Attention:
         q = q[0] if isinstance(q, tuple) else q
         rows = part_of(self._session.rows, 0, q.shape[0])
         group = self._recorder.views(("into decode", layer.layer_name), (q,), self._into_mqa(layer, q), rows)
-        call.shorten(group, ((1, member, "q"),), phase="decode")
+        call.shorten(group, ((1, member, "q"),))
 
     def _into_mqa(self, layer: Any, q: Any) -> Iterator[Recorded]:
         latent = q[..., : layer.kv_lora_rank]
@@ -224,7 +221,7 @@ class Attention:
         found = self._out_of_mqa(layer, out, lse)
         group = self._recorder.views(("out of decode", layer.layer_name), tensors, found, rows)
         members = [(RESULT, member, None) for member in range(2)] if isinstance(result, tuple) else [(RESULT, -1, None)]
-        call.shorten(group, members[: len(tensors)], members[len(tensors) :], phase="decode")
+        call.shorten(group, members[: len(tensors)], members[len(tensors) :])
 
     def _layer_of(self, impl: Any) -> Any:
         """The layer of an implementation of MLA, which has one."""
@@ -239,6 +236,14 @@ class Attention:
         else:
             of_heads = lse.view(out.shape[0], -1)
             yield "attn.lse", number, of_heads, self._cut(of_heads)
+
+    def _mha_enters(self, call: Any) -> None:
+        """vLLM decides by the number of a request's rows what goes this way: in a step of decode, too, those that a draft
+        model proposed, or that are computed again."""
+        self._mla, self._metadata, self._chunk = self._layer_of(call.self), given(call, 5, "attn_metadata"), 0
+
+    def _mha_leaves(self, call: Any, result: Any) -> None:
+        self._mla = self._metadata = None
 
     def _prefill_rows(self, count: int) -> Rows | None:
         """vLLM puts decodes first: prefill has the last rows of the real ones."""
