@@ -1,15 +1,18 @@
 """Shortcuts: what is recorded without a callback must be what the callback records, and nothing else may go that way."""
 
 import gc
+import sys
+from ctypes import c_void_p
 
 import assay
 import pytest
 import torch
 from assay import Run
-from assay.attach import compiled
+from assay._fast_call import CCallable
+from assay.attach import compiled, shortcuts
 from assay.attach.groups import Group
 from assay.attach.rows import Rows
-from assay.attach.shortcuts import RESULT
+from assay.attach.shortcuts import RESULT, Shortcut, Shortcuts
 from two_ways import Meanwhile, check_segments
 
 HERE = __name__
@@ -80,6 +83,12 @@ def tensors(seed, n=3, dtype=torch.bfloat16):
     return q, torch.randn(n, 2, 24).to(dtype)[:, 1], torch.empty_like(q)
 
 
+def table(shortcuts):
+    """First arguments that C finds shortcuts of, by their addresses."""
+    c = CCallable.from_address(shortcuts.address)
+    return list((c_void_p * c.n).from_address(c.owners)) if c.n else []
+
+
 def sites(session):
     assert not session._failures
     session.finish()
@@ -119,7 +128,7 @@ def test_EachLayerHasItsOwnAndOneThatIsGoneHasNone(session, layers):
     site = Layer.forward._assay_site
     del one, two, layer
     gc.collect()
-    assert site.shortcuts._c.n == 0
+    assert table(site.shortcuts) == []
     begin(session, 4)
     Layer().forward(*tensors(4))
     assert watch.times == [3, 3]
@@ -201,7 +210,7 @@ def test_DisarmedNothingIsRecordedAndAChildLearnsAnew(session, layers):
     assert watch.times == [1, 1] and watch.probe.times == 3
     session.finish()
     session._after_fork()  # as in a child, which opens a recording of its own
-    assert Layer.forward._assay_site.shortcuts._c.n == 0 and not compiled._shortcuts
+    assert table(Layer.forward._assay_site.shortcuts) == [] and not compiled._shortcuts
     begin(session, 3)
     layer.forward(*tensors(3))
     assert watch.times == [2, 2]
@@ -378,3 +387,86 @@ def test_AnotherModuleOfTheLabelIsHeardInCompiledCode(session):
         gc.collect()
     assert len(labels) == 1 and [listener.long for listener in listeners] == [1, 1]
     assert sites(session) == [("q_a", step) for step in range(4)]
+
+
+class Owner:
+    pass
+
+
+def learned(session):
+    """A group of tensors like these."""
+    begin(session, 0)
+    x, group = torch.randn(3, 8).bfloat16(), Group(session)
+    session.record("attn.q_a", x, layer=0, rows=session.rows)
+    group.learn(session.rows, (x,), [("attn.q_a", 0, x, {})])
+    return group
+
+
+def test_OwnersThatComeAndGoWhileTheTableIsMadeAreRight(session):
+    """As another thread's do, or one that a garbage collection finds: at each line of it."""
+    shortcut = Shortcut(session, None, learned(session), ((1, -1, "q"),))
+    known, owners, code = Shortcuts(), [Owner(), Owner()], Shortcuts._show.__code__
+    lines = sorted({line for _, _, line in code.co_lines() if line is not None})
+
+    def at(wanted, then):
+        def local(frame, event, _argument):
+            if event == "line" and frame.f_lineno == wanted:
+                sys.settrace(None)
+                then()
+            return local
+
+        return lambda frame, event, argument: local if frame.f_code is code else None
+
+    def come_and_go():
+        owners[0] = Owner()
+        known.put(owners[0], "before", shortcut, (True, False))
+
+    for line in lines:
+        known.put(owners[0], "before", shortcut, (True, False))
+        sys.settrace(at(line, come_and_go))
+        try:
+            known.put(owners[1], "before", shortcut, (True, False))
+        finally:
+            sys.settrace(None)
+        assert table(known) == sorted(id(owner) for owner in owners), line
+
+
+def test_WhatIsAnotherEachTimeIsNotKeptForEver(session, layers, monkeypatch):
+    monkeypatch.setattr(shortcuts, "MAX_TABLES", 20)
+    watch, (layer,) = layers()
+    for step in range(40):
+        begin(session, step)
+        Layer().forward(*tensors(step))
+        layer.forward(*tensors(step))
+    assert watch.times[0] < 80 and len(sites(session)) == 240
+    site = Layer.forward._assay_site
+    assert len(site.shortcuts._kept) < 30 and len(watch.probe._counts) < 20 and watch.probe.times == 80
+
+
+def test_AListenerToResultsAloneCountsEachCallOnce(session, layers):
+    layers(0)
+    layer, group = Layer(), Group(session)
+
+    def after(call, result):
+        rows = session.rows
+        session.record("attn.q_a", result, layer=0, rows=rows)
+        group.learn(rows, (result,), [("attn.q_a", 0, result, {})])
+        call.shorten(group, ((RESULT, -1, None),))
+
+    probe = session.wrap(f"{HERE}:Layer.split", after=after)
+    for step in range(6):
+        begin(session, step)
+        layer.split([torch.randn(3, 8).to(torch.bfloat16 if step % 3 else torch.float64)] * 2)
+    assert probe.times == 6 and len(sites(session)) == 6
+
+
+def test_ACompiledProbeThatGoesTheLongWayAgainKeepsNothingMore(session):
+    compiled._define(torch)
+    root, listener = Outer(), Shortened(session)
+    session.modules(root, "proj", then=listener)
+    text = compiled._text("after", "", "module", root.proj._assay_label)
+    before = len(compiled._kept)
+    for step in range(20):
+        begin(session, step)
+        torch.ops.assay.observe([torch.randn(3, 8 if step % 2 else 0).bfloat16()], text)
+    assert listener.long > 10 and len(compiled._kept) == before + 1

@@ -144,6 +144,8 @@ class Site:
         listeners = self.listeners
         if not type(owner).__weakrefoffset__ or len(listeners) != 1 or listeners[0].around is not None:
             return
+        if self.shortcuts.full:
+            return
         known = self.shortcuts.known(owner, when)
         if not group.address or (known is not None and known.learned == group.address):
             return
@@ -168,7 +170,11 @@ class Site:
 
     def leave(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Behind a call whose beginning had a shortcut, and its end has none any more."""
-        self._leave(Call(self.original, args, kwargs, self), self.listeners, result)
+        listeners = self.listeners
+        for listener in listeners:
+            if listener.before is None:  # the others are counted at the beginning
+                listener.probe.fired += 1
+        self._leave(Call(self.original, args, kwargs, self), listeners, result)
 
     async def run_async(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call, listeners = self._enter(args, kwargs)

@@ -106,7 +106,7 @@ def _run(values: Any, probe: str) -> None:
         return
     try:
         shortcut = known.observe_compiled(when, label, names.split(",") if names else [], list(values))
-        if shortcut is not None:
+        if shortcut is not None and _shortcuts.get(probe) != shortcut.address:
             _kept.append(shortcut)
             _shortcuts[probe] = shortcut.address
     except Exception as problem:

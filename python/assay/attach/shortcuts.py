@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 RESULT = -1
 
+MAX_TABLES = 1024
+"""Times that one callable's shortcuts change; from then on calls that have none keep their callbacks."""
+
 Where = tuple[int, int, "str | None"]
 """Where a call has a value: number of the argument or RESULT, member of that when it is a tuple (-1: itself), name of the
 argument."""
@@ -64,12 +67,17 @@ class Shortcuts:
     def __init__(self) -> None:
         self.before: _fast_call.BeforeCall = _fast_call.never_before
         self.after: _fast_call.AfterCall = _fast_call.never_after
-        self._c = _fast_call.CCallable()
-        self.address = addressof(self._c)
+        self.address = 0
         self._wants = True, True
         self._by_owner: dict[int, tuple[Any, Shortcut | None, Shortcut | None]] = {}
-        self._shown: object = None  # what C looks at; it is done with it before it may give Python's lock away ...
-        self._kept: list[Shortcut] = []  # ... but not with these
+        self._changed = object()  # another one after each change of the dictionary
+        self._kept: list[object] = []  # all that C may look at
+        self._show()
+
+    @property
+    def full(self) -> bool:
+        """First arguments or their groups change all the time: what is put is not kept for ever."""
+        return len(self._kept) > MAX_TABLES
 
     def known(self, owner: Any, when: str) -> Shortcut | None:
         found = self._by_owner.get(id(owner))
@@ -84,30 +92,38 @@ class Shortcuts:
         self.before, self.after, self._wants = functions.before, functions.after, wants
         _, before, after = self._by_owner.get(identity, (None, None, None))
         before, after = (shortcut, after) if when == "before" else (before, shortcut)
-        self._kept.append(shortcut)
         self._by_owner[identity] = weakref.ref(owner, lambda _: self._gone(identity)), before, after
+        self._changed = object()
         self._show()
 
     def forget(self) -> None:
         self._by_owner.clear()
+        self._changed = object()
         self._show()
 
     def _gone(self, identity: int) -> None:
         if self._by_owner.pop(identity, None) is not None:
+            self._changed = object()
             self._show()
 
     def _show(self) -> None:
-        """Gives C what there is by now."""
-        whole = [
-            (identity, before, after)
-            for identity, (_, before, after) in sorted(self._by_owner.items(), key=lambda item: item[0])
-            if (before is not None or not self._wants[0]) and (after is not None or not self._wants[1])
-        ]
-        words = c_void_p * len(whole)
-        owners = words(*(identity for identity, _, _ in whole))
-        befores = words(*(None if s is None else s.address for _, s, _ in whole))
-        afters = words(*(None if s is None else s.address for _, _, s in whole))
-        self._c.n = 0  # a call of another thread may come between any two lines
-        self._c.owners, self._c.before, self._c.after = (addressof(at) for at in (owners, befores, afters))
-        self._shown = owners, befores, afters
-        self._c.n = len(whole)
+        """Gives C what there is by now: a table of its own, by one store of its address. Calls of other threads may be under
+        way, and what there is may change meanwhile: another thread's owner comes, or an owner goes."""
+        while True:
+            seen = self._changed
+            every = self._by_owner.copy()
+            whole = [
+                (identity, before, after)
+                for identity, (_, before, after) in sorted(every.items(), key=lambda item: item[0])
+                if (before is not None or not self._wants[0]) and (after is not None or not self._wants[1])
+            ]
+            words = c_void_p * len(whole)
+            owners = words(*(identity for identity, _, _ in whole))
+            befores = words(*(None if s is None else s.address for _, s, _ in whole))
+            afters = words(*(None if s is None else s.address for _, _, s in whole))
+            c = _fast_call.CCallable(addressof(owners), addressof(befores), addressof(afters), len(whole))
+            self._kept.append((c, owners, befores, afters, whole))
+            if seen is self._changed:
+                self.address = addressof(c)
+            if seen is self._changed:
+                return
