@@ -90,6 +90,8 @@ class Steps:
     def _begins(self, call: Any) -> None:
         for gone in given(call, 1, "scheduler_output").finished_req_ids:
             self._keys.pop(gone, None)
+            if self._batch is not None and gone in self._batch.requests:
+                self._batch = self._sampled = None  # another may come by its id, at the position that was next
 
     def _prepared(self, call: Any, result: Any) -> None:
         scheduled, batch, before = given(call, 2, "num_scheduled_tokens").tolist(), call.self.input_batch, self._batch
