@@ -81,3 +81,31 @@ def test_ResultsAreTheSameWithAndWithout(run, tmp_path):
     assert with_probes.out == without.out
     assert len(with_probes.events) > 5
     assert np.isfinite([e.norm for e in with_probes.events]).all()
+
+
+PROFILE = """
+TRIGGERS = ("lib",)
+
+def install(session):
+    for name in ("scale", "unused", "Attention.forward"):
+        session.wrap(f"lib:{name}", after=lambda call, result: session.trace())
+"""
+
+
+def test_AProfileThatTheProgramDoesNotUseIsOneNoteAndNotOneForEachProbe(run):
+    library = LIBRARY + "\ndef unused(x):\n    return x\n"
+    files = {"my/__init__.py": "", "my/profile.py": PROFILE, "lib.py": library}
+    probes = "--attach", "my.profile", "--probes", "call:torch.sum"
+    idle = run({**files, "main.py": "import lib, torch\ntorch.sum(torch.ones(3))"}, *probes)
+    assert idle.code == 0, idle.err
+    assert idle.notes["profile:profile", "absent on this path"][1] == "none of its probes fired"
+    assert not [site for site, reason in idle.notes if reason == "never fired"]
+    used = run(files | {"main.py": "import lib, torch\nprint(lib.scale(torch.ones(3)))"}, *probes, folder=idle.folder / "used")
+    assert ("call:lib:scale", "fired") in used.notes and ("call:lib:unused", "never fired") in used.notes
+    assert not [site for site, _ in used.notes if site.startswith("profile:")]
+
+
+def test_AnOperatorIsSaidNotToBeObservedAndWhatToNameInPlaceOfIt(run):
+    outcome = run(FILES, "--probes", "call:torch.ops.aten.add,call:lib.scale")
+    assert "operators are not observed: name the Python function" in outcome.notes["call:torch.ops.aten.add", "not found"][1]
+    assert "never imported" not in outcome.err

@@ -27,6 +27,7 @@ class Probe:
     detail: str = ""
     fired: int = 0
     note: str = ""
+    profile: str = ""  # of the package that it belongs to
     _told: str = dataclasses.field(default="", repr=False)  # the state that the trace knows
     _counts: list[Any] = dataclasses.field(default_factory=list, repr=False)  # objects with more of ``fired``
 

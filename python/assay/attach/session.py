@@ -63,6 +63,7 @@ class Session:
         self._possible: dict[tuple[str, ...], tuple[str, ...]] = {}  # names asked for: those that the settings let through
         self._step_wanted: tuple[Rows | None, bool] = None, False  # rows of a step, and whether it is recorded
         self._finished = False
+        self._profile = ""  # the one that is being installed
         os.register_at_fork(after_in_child=self._after_fork)
 
     @property
@@ -111,15 +112,23 @@ class Session:
         profile = importlib.import_module(full)
         install: Callable[[Session], object] = profile.install
         triggers: Sequence[str] = getattr(profile, "TRIGGERS", ())
+
+        def begin() -> None:
+            self._profile = full.rpartition(".")[2]
+            try:
+                install(self)
+            finally:
+                self._profile = ""
+
         if not triggers or any(t in sys.modules for t in triggers):
-            install(self)
+            begin()
             return
         done: list[str] = []
 
         def once(_module: ModuleType) -> None:
             if not done:
                 done.append(full)
-                install(self)
+                begin()
 
         for trigger in triggers:
             self.when_imported(trigger, once)
@@ -410,13 +419,16 @@ class Session:
         return self._labels.get(text)
 
     def _new_probe(self, label: str, requested: bool, required: bool, absent_reason: str | None) -> Probe:
-        probe = Probe(label, requested=requested, required=required, absent_reason=absent_reason)
+        probe = Probe(label, requested, required, absent_reason, profile=self._profile)
         self.probes.append(probe)
         return probe
 
     def _when_there(self, probe: Probe, target: str, put: Callable[[ModuleType, str], None]) -> None:
         name, path = targets.split(target)
         probe.detail = f"{name} was never imported"
+        if f"{name}.".startswith("torch.ops."):
+            probe.not_found("operators are not observed: name the Python function that calls it, or the module around it")
+            return
 
         def attach(module: ModuleType) -> bool:
             try:
@@ -485,7 +497,13 @@ class Session:
             self._finished = True
         if self._trace is None:
             return
+        # vLLM imports transformers and runs none of its models: that is one thing to say, and not one for each probe.
+        idle = {p.profile for p in self.probes} - {p.profile for p in self.probes if p.times} - {""}
+        for profile in sorted(idle):
+            self._note(f"profile:{profile}", "absent on this path", 0, "none of its probes fired")
         for probe in self.probes:
+            if probe.profile in idle:
+                continue
             if probe.state == "attached":
                 self._note(probe.label, "fired" if probe.times else "never fired", probe.times, probe.detail)
             elif probe.state == "waiting" and probe.requested:
