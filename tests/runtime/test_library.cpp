@@ -43,8 +43,8 @@ TEST(Library, ExportsTheFunctionsOfItsHeaderAlone) {
     EXPECT_EQ(name.find("assay_"), 0u) << name;
     ++functions;
   }
-  // A new function is a new number here, and in the renaming block of assay.h; six are our Python package's alone.
-  EXPECT_EQ(functions, 20 + 6);
+  // A new function is a new number here, and in the renaming block of assay.h; ten are our Python package's alone.
+  EXPECT_EQ(functions, 20 + 10);
 }
 
 #if defined(__x86_64__)
