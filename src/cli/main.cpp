@@ -198,6 +198,7 @@ int Run(int argc, char** argv) {
   app.set_version_flag("--version", "assay " ASSAY_VERSION);
   app.footer(kFooter);
   for (const AddCommand add : kCommands) add(app, &exit_code);
+  app.require_subcommand(0, 1);  // or the parser takes a trace called "reference" for the next command
   for (CLI::App* command : app.get_subcommands({})) {
     const std::string own = command->get_footer();
     command->footer(own.empty() ? kFooter : own + "\n\n" + kFooter);

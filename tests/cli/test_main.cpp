@@ -106,6 +106,20 @@ TEST(Cli, ArgumentTooManyIsNamed) {
 }
 
 // The demo has --layer; here the layer belongs to the fault, and --layers means something else.
+// A trace may be called what a command is called: wherever it stands, it is the trace.
+TEST(Cli, TraceNamedLikeACommandIsATrace) {
+  for (const std::string command : {"check", "diagnose", "show"}) {
+    for (const std::string& name : kCommands) {
+      const Output run = RunAssay({command, name});
+      EXPECT_EQ(run.exit_code, 3) << command << " " << name;
+      EXPECT_NE(run.err.find("assay " + command + ": " + name + ": no such trace"), std::string::npos) << run.err;
+    }
+  }
+  const Output two = RunAssay({"diagnose", "reference", "show"});
+  EXPECT_EQ(two.exit_code, 3);
+  EXPECT_NE(two.err.find("assay diagnose: reference: no such trace"), std::string::npos) << two.err;
+}
+
 TEST(Cli, LayerOfAPlantedFaultStandsBehindItsName) {
   const Output run = RunAssay({"reference", "m", "--tokens", "5,6", "--fault", "lse-base-2", "--layer", "3"});
   EXPECT_EQ(run.exit_code, 2);

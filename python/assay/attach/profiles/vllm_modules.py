@@ -265,7 +265,7 @@ class Modules:
                 self._session.absent(
                     pattern,
                     "not visible in compiled mode on this preset: the compiled code never writes it, and a probe would "
-                    f"round it and change the results. ASSAY_INCLUDE='...,{pattern}' observes it all the same",
+                    f"round it and change the results. ASSAY_INCLUDE='*,{pattern}' observes it all the same",
                 )
 
     def _watch(self, model: Any, found: list[tuple[Place, Entry]], table: Table, callback: dict[str, Any]) -> None:
