@@ -17,6 +17,14 @@ constexpr double kStored = 0x1p-23;
 constexpr size_t kMaxNearTies = 1000;
 constexpr size_t kMajorityRows = 8;  // fewer rows than this are judged one by one only
 
+// What a row of a site comes to. measured: relative L2 difference, or a gap of scores (kChoice); bound: of the same.
+struct RowVerdict {
+  bool wrong = false;
+  RootReason reason = RootReason::kBound;
+  double measured = 0, bound = 0;
+  int side = -1;  // as SiteOutcome::side
+};
+
 // One pass over the sites in causal order: a site's inputs are judged before it. Cells of a site are freed behind its
 // last reader, so memory follows the widest stretch of the graph and not its length.
 class Judge {
@@ -200,28 +208,20 @@ class Judge {
           bound = std::min(bound, lowered);
         }
         const double relative = size > 0 ? cell.diff / size : 0;
-        RootReason reason = RootReason::kBound;
-        bool wrong = relative > bound;
-        double shown = relative, shown_bound = bound;
-        int side = -1;
+        RowVerdict verdict{relative > bound, RootReason::kBound, relative, bound};
         if (cell.nonfinite_differs) {
-          wrong = true;
-          reason = RootReason::kNonFinite;
-        } else if (wrong && cell.replicas_of >= 0) {
-          reason = RootReason::kReplica;
-          side = cell.replicas_of;
+          verdict.wrong = true;
+          verdict.reason = RootReason::kNonFinite;
+        } else if (verdict.wrong && cell.replicas_of >= 0) {
+          verdict.reason = RootReason::kReplica;
+          verdict.side = cell.replicas_of;
         } else if (tolerance < 0 && (node.op == SiteOp::kAdd || node.op == SiteOp::kReduce)) {
-          const bool differs = wrong;
-          JudgeSum(node, row, judged.cells, &wrong, &reason, &shown, &shown_bound, &side);
+          const RowVerdict of_sum = JudgeSum(node, row, judged.cells, verdict);
           // A sum that adds up passes on what is wrong with its inputs.
-          if (differs && !wrong && in.bad) {
-            wrong = true;
-            shown = relative;
-            shown_bound = bound;
-          }
+          if (of_sum.wrong || !verdict.wrong || !in.bad) verdict = of_sum;
         }
-        Keep(row, wrong, in, reason, shown, shown_bound, side, &cell);
-        if (!wrong && !in.bad && tolerance < 0 && limit > 0) {
+        Keep(row, verdict, in, &cell);
+        if (!verdict.wrong && !in.bad && tolerance < 0 && limit > 0) {
           ratios_.push_back({static_cast<float>((relative - kStored) / limit), static_cast<float>(limit), row, wide});
         }
       }
@@ -263,65 +263,61 @@ class Judge {
 
   // A residual add is exact but for its own rounding, so it is judged without the growth of its inputs' difference: a
   // part that was left out or added twice shows where the general bound, which allows for different inputs, would hide
-  // it.
-  void JudgeSum(const GraphNode& node, uint32_t row, const std::vector<Cell>& cells, bool* wrong, RootReason* reason,
-                double* shown, double* shown_bound, int* side) {
+  // it. verdict: by the general bound, which is returned where the site is no plain sum.
+  RowVerdict JudgeSum(const GraphNode& node, uint32_t row, const std::vector<Cell>& cells, const RowVerdict& verdict) {
     double residual[2], size = 0;
-    if (!SumResidual(node, row, cells[row], residual, &size) || !(size > 0)) return;
+    if (!SumResidual(node, row, cells[row], residual, &size) || !(size > 0)) return verdict;
     const double bound = spread4_ * std::hypot(noise_, kStored);
     const double low = std::min(residual[kA], residual[kB]) / size;
     const double high = std::max(residual[kA], residual[kB]) / size;
-    if (low > bound) return;  // neither side is a plain sum: a norm or a scale inside; the general bound holds
-    if (high > bound && !IsPlainSum(node, cells, bound)) return;
-    *wrong = high > bound;
-    if (!*wrong) return;
-    *shown = high;
-    *shown_bound = bound;
-    *reason = RootReason::kSum;
-    *side = residual[kB] > residual[kA] ? kB : kA;
+    if (low > bound) return verdict;  // neither side is a plain sum: a norm or a scale inside
+    if (high > bound && !IsPlainSum(node, cells, bound)) return verdict;
+    if (high > bound) return {true, RootReason::kSum, high, bound, residual[kB] > residual[kA] ? kB : kA};
+    RowVerdict right = verdict;
+    right.wrong = false;
+    return right;
   }
 
   // Notes the row's outcome: the worst ratio of difference to bound is the one that the table shows.
-  void Keep(uint32_t row, bool wrong, const InputState& in, RootReason reason, double measured, double bound, int side,
-            Cell* cell) {
+  void Keep(uint32_t row, const RowVerdict& v, const InputState& in, Cell* cell) {
     SiteComparison& line = outcome_.comparison;
-    const double ratio = bound > 0 ? measured / bound : (measured > 0 ? 1e30 : 0);
+    const double ratio = v.bound > 0 ? v.measured / v.bound : (v.measured > 0 ? 1e30 : 0);
     if (ratio >= worst_ratio_) {
       worst_ratio_ = ratio;
-      line.rel_l2 = measured;
+      line.rel_l2 = v.measured;
       line.rel_l2_in = in.measured;
-      line.bound = bound;
+      line.bound = v.bound;
     }
-    if (!wrong) return;
+    if (!v.wrong) return;
     ++line.rows_bad;
     // A sum that does not add up is wrong whatever its inputs are.
-    if (in.bad && reason != RootReason::kSum) {
+    if (in.bad && v.reason != RootReason::kSum) {
       cell->state = CellState::kConsequence;
       return;
     }
     cell->state = CellState::kRoot;
-    AddRoot(row, reason, measured, bound, in.measured, side);
+    AddRoot(row, v, in.measured);
   }
 
   // Non-finite elements are the stronger word, whatever the ratio.
-  void AddRoot(uint32_t row, RootReason reason, double measured, double bound, double measured_in, int side = -1) {
-    const double ratio = bound > 0 ? measured / bound : 1e30;
+  void AddRoot(uint32_t row, const RowVerdict& v, double measured_in) {
+    const double ratio = v.bound > 0 ? v.measured / v.bound : 1e30;
     if (outcome_.roots.empty() || ratio > root_ratio_) {
       root_ratio_ = ratio;
-      outcome_.measured = measured;
-      outcome_.bound = bound;
+      outcome_.measured = v.measured;
+      outcome_.bound = v.bound;
       outcome_.measured_in = measured_in;
-      outcome_.side = side;
-      if (outcome_.reason != RootReason::kNonFinite) outcome_.reason = reason;
+      outcome_.side = v.side;
+      if (outcome_.reason != RootReason::kNonFinite) outcome_.reason = v.reason;
     }
-    if (reason == RootReason::kNonFinite) outcome_.reason = reason;
+    if (v.reason == RootReason::kNonFinite) outcome_.reason = v.reason;
     outcome_.roots.push_back(row);
   }
 
   // Scores that differ by rounding may choose differently where two of them nearly tie. Only a gap that rounding cannot
   // have closed is a fault; the rest is set aside, and all that depends on the choice with it.
   void JudgeChoice(uint32_t s, uint32_t row, const InputState& in, Cell* cell) {
-    Keep(row, false, in, RootReason::kChoice, cell->relative(), 0, -1, cell);
+    Keep(row, {false, RootReason::kChoice, cell->relative(), 0}, in, cell);
     if (cell->diff == 0 && !cell->nonfinite_differs) return;
     SiteComparison& line = outcome_.comparison;
     if (in.bad) {
@@ -354,7 +350,7 @@ class Judge {
     }
     cell->state = CellState::kRoot;
     ++line.rows_bad;
-    AddRoot(row, RootReason::kChoice, margin, bound, in.measured);
+    AddRoot(row, {true, RootReason::kChoice, margin, bound}, in.measured);
   }
 
   // A difference that each row alone could owe to the sketch's spread, but that most rows have, is none.
@@ -398,7 +394,7 @@ class Judge {
         if (cell.decode != (decode == 1) || !(r.ratio > std::min(factor, 1.0))) continue;
         cell.state = CellState::kRoot;
         ++outcome_.comparison.rows_bad;
-        AddRoot(r.row, RootReason::kMajority, cell.relative(), cell.relative() / r.ratio * factor,
+        AddRoot(r.row, {true, RootReason::kMajority, cell.relative(), cell.relative() / r.ratio * factor},
                 outcome_.comparison.rel_l2_in);
       }
       std::sort(outcome_.roots.begin(), outcome_.roots.end());
@@ -435,7 +431,7 @@ class Judge {
       if (it == output_.rows.end() || !(it->second.ratio > 1)) continue;
       if (!cells.empty()) cells[row].state = CellState::kRoot;
       ++outcome_.comparison.rows_bad;
-      AddRoot(row, RootReason::kMajority, it->second.relative, it->second.relative / it->second.ratio,
+      AddRoot(row, {true, RootReason::kMajority, it->second.relative, it->second.relative / it->second.ratio},
               outcome_.comparison.rel_l2_in);
     }
     if (!cells.empty()) judged_[output_.site].noise = NoiseOfRight(cells);
