@@ -6,7 +6,7 @@ import io
 import pytest
 import torch
 
-from assay.attach import compiled, modules, session as current
+from assay.attach import modules, session as current
 from assay.attach.session import Session
 
 

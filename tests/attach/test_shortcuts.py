@@ -156,26 +156,29 @@ def test_WhatLooksOtherwiseGoesToTheCallbacks(session, layers):
     assert watch.times[1] == 4
 
 
+def after_a_call(session, layers):
+    """A call that leaves shortcuts, and the next step with the same layer and tensors."""
+    watch, (layer,) = layers()
+    given = tensors(1)
+    begin(session, 0)
+    layer.forward(*given)
+    begin(session, 1)
+    return watch, layer, given
+
+
 def test_AResultThatChangesIsRecordedByTheCallbackAlone(session, layers):
     """The beginning has a shortcut and the end has none: nothing is recorded twice, and nothing is lost."""
-    watch, (layer,) = layers()
-    q, kv, output = tensors(1)
-    begin(session, 0)
-    layer.forward(q, kv, output)
-    begin(session, 1)
-    layer.forward(q, kv, output, lse=torch.randn(3, 4).bfloat16())
+    watch, layer, given = after_a_call(session, layers)
+    layer.forward(*given, lse=torch.randn(3, 4).bfloat16())
     assert watch.times == [1, 2] and watch.probe.times == 2
     assert sites(session) == [("q", 0), ("kv_a", 0), ("out", 0), ("q", 1), ("kv_a", 1), ("out", 1), ("lse", 1)]
 
 
 def test_WhatTheCallRaisesPassesAndItsBeginningIsRecorded(session, layers):
-    watch, (layer,) = layers()
-    q, kv, output = tensors(1)
-    begin(session, 0)
-    layer.forward(q, kv, output)
-    begin(session, 1)
+    watch, layer, (q, kv, _) = after_a_call(session, layers)
     with pytest.raises(RuntimeError, match="size of tensor"):
         layer.forward(q, kv, torch.empty(5).bfloat16())
+    assert watch.times == [1, 1]
     assert sites(session) == [("q", 0), ("kv_a", 0), ("out", 0), ("q", 1), ("kv_a", 1)]
 
 

@@ -9,11 +9,11 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from types import FunctionType, ModuleType
+from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
-from .. import _fast_call, _library
+from .. import _fast_call
 from .._errors import Error
 from .._prepared import PreparedSite
 from .._settings import settings as read_settings

@@ -62,17 +62,16 @@ class Shortcut:
 
 class Shortcuts:
     """Of one callable, by the first argument of its calls. before, after: built-in functions for ``address``, what a call
-    is given and what it gives."""
+    is given and what it gives; there is none before the first put()."""
 
     def __init__(self) -> None:
         self.before: _fast_call.BeforeCall = _fast_call.never_before
         self.after: _fast_call.AfterCall = _fast_call.never_after
-        self.address = 0
+        self.address = 0  # of the table that C looks at
         self._wants = True, True
         self._by_owner: dict[int, tuple[Any, Shortcut | None, Shortcut | None]] = {}
         self._changed = object()  # another one after each change of the dictionary
         self._kept: list[object] = []  # all that C may look at
-        self._show()
 
     @property
     def full(self) -> bool:
@@ -97,9 +96,10 @@ class Shortcuts:
         self._show()
 
     def forget(self) -> None:
-        self._by_owner.clear()
-        self._changed = object()
-        self._show()
+        if self._by_owner:
+            self._by_owner.clear()
+            self._changed = object()
+            self._show()
 
     def _gone(self, identity: int) -> None:
         if self._by_owner.pop(identity, None) is not None:
